@@ -13,7 +13,7 @@ from components.config.schema.sections import Cluster
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
 from components.preflight.verdict import HOSTS
-from components.train.ranks import cache_variables
+from components.train.ranks import allocator_settings, cache_variables
 
 ON_NODE = '"${on_node[@]}"'  # what a script sets for who imports from the node's copies
 MOST_JOBS = 1_000  # of one array, by SLURM's default MaxArraySize
@@ -39,6 +39,7 @@ class JobSettings:
     python: str
     node_folder: str  # below it is what a job keeps on its nodes
     caches: tuple[str, ...]  # variables that name folders there
+    allocator: str | None  # settings of torch's, where nobody has any
     repository: str
     run: str
     on_each: tuple[str, ...]  # words that start one task a node
@@ -124,6 +125,7 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         python=python,
         node_folder=script.plain(site.node_folder, "cluster.site.node_folder"),
         caches=cache_variables(cluster.device),
+        allocator=allocator_settings(cluster.device),
         repository=script.plain(str(repository), "repository"),
         run=script.plain(str(run), "run"),
         on_each=tuple(scheduler_of(cluster).on_each(Path("$run", HOSTS), nodes, site.launch)),

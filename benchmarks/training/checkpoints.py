@@ -36,6 +36,7 @@ from benchmarks.speed.wanted import LEAST_THROUGHPUT, MOST_STALL
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.retention import Policy
 from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Read, Saver
+from components.distributed.node_tree import NodeTree
 from components.terminal import console
 
 RESULT = RESULTS / "checkpoints.json"
@@ -73,7 +74,7 @@ def make_saver(folder: Path, *, asynchronous: bool, device: torch.device = HOST)
     return Saver(
         folder=folder,
         fingerprint="",
-        group=dist.group.WORLD,
+        group=NodeTree(dist.group.WORLD),
         stager=HostBuffers(device) if asynchronous else None,
         policy=Policy(last=1, every_tokens="none", best=0),
         files=1,

@@ -35,8 +35,8 @@ from command.compose import compose_recipe
 from components.engine.mesh_engine import MeshEngine
 from components.run.folder import create_run_folder
 from components.terminal import console
-from components.train.batches import StepBatches
 from components.train.fit import fit
+from components.train.read_ahead import BatchThread
 
 RESULT = RESULTS / "whole_run.json"
 STEPS, STARTS = 100, 3
@@ -88,13 +88,13 @@ def steady(words: list[str], home: Path) -> dict[str, Any]:
     folder = create_run_folder(recipe, home / "run")
     folder.write_json("data.json", prepare_data(recipe, arguments.site))
     clock = CallTimer()
-    plain = MeshEngine.step, StepBatches.__getitem__
+    plain = MeshEngine.step, BatchThread.result
     MeshEngine.step = clock.timed("step", plain[0])  # type: ignore[method-assign]  # a stopwatch
-    StepBatches.__getitem__ = clock.timed("batch", plain[1])  # type: ignore[method-assign]  # a stopwatch
+    BatchThread.result = clock.timed("batch", plain[1])  # type: ignore[method-assign]  # a stopwatch
     try:
         fit(folder, recipe)
     finally:
-        MeshEngine.step, StepBatches.__getitem__ = plain  # type: ignore[method-assign]  # as before
+        MeshEngine.step, BatchThread.result = plain  # type: ignore[method-assign]  # as before
     whole = clock.ends[-1] - clock.ends[0]
     inside, loading = (sum(clock.seconds[name][1:]) for name in ("step", "batch"))
     return {

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.checkpoint import metadata as stored
@@ -25,6 +24,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.futures import Future
 
 from components.checkpoint.metadata import damaged
+from components.distributed.node_tree import NodeTree
 
 # https://github.com/huggingface/safetensors#format
 _DTYPES = {
@@ -69,22 +69,15 @@ class Share:
 class CheckpointLayout:
     """Each rank's share of a checkpoint of such tensors; planned once, by all ranks."""
 
-    def __init__(
-        self, tensors: Mapping[str, Tensor], *, files: int, group: dist.ProcessGroup
-    ) -> None:
-        first, is_first = dist.get_global_rank(group, 0), dist.get_rank(group) == 0
+    def __init__(self, tensors: Mapping[str, Tensor], *, files: int, group: NodeTree) -> None:
         planner = DefaultSavePlanner()
-        planner.set_up_planner(dict(tensors), is_coordinator=is_first)
-        plans = [planned.SavePlan([])] * dist.get_world_size(group)
-        mine = planner.create_local_plan()
-        dist.gather_object(mine, plans if is_first else None, dst=first, group=group)
+        planner.set_up_planner(dict(tensors), is_coordinator=group.rank == 0)
+        plans = group.gather(planner.create_local_plan())
         shares: list[Share] | None = None
-        if is_first:
+        if plans is not None:  # on the first rank
             whole, _ = planner.create_global_plan(plans)
             shares = _deal([plan.items for plan in whole], files)
-        received: list[Share] = [None]  # type: ignore[list-item]  # until it is received
-        dist.scatter_object_list(received, shares, src=first, group=group)
-        (self.share,) = received
+        self.share = group.scatter(shares)
 
     def pick(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """Take this rank's pieces, in the order of the share; nothing is copied."""

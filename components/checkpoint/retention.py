@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import torch.distributed as dist
-
 from components.checkpoint import metadata
 from components.checkpoint.metadata import MARKER, DamagedCheckpointError, Marker, RunProgress
 from components.checkpoint.sections import check_names, check_sections
 from components.data.files import sync_folder
 from components.distributed.collectives import by_first, together
+from components.distributed.node_tree import NodeTree
 from components.errors import RecipeError
 from components.run.disk import Patience, check_room, write_synced
 
@@ -154,7 +153,7 @@ def complete(target: Path, marker: Marker) -> None:
 
 
 def copy_out(
-    checkpoint: Path, marker: Marker, folder: Path, group: dist.ProcessGroup, patience: Patience
+    checkpoint: Path, marker: Marker, folder: Path, group: NodeTree, patience: Patience
 ) -> None:
     """Copy a checkpoint into ``folder``, whole or not at all; its files are dealt to the ranks.
 
@@ -162,7 +161,7 @@ def copy_out(
         RecipeError: on all ranks, it cannot be written, or is not read back as it was written.
     """
     target = folder / marker.name
-    grown, rank, ranks = beside(target), dist.get_rank(group), dist.get_world_size(group)
+    grown, rank, ranks = beside(target), group.rank, group.size
 
     def begin() -> bool:
         return clear(target, needed_bytes=marker.bytes, files=len(marker.files))

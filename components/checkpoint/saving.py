@@ -8,14 +8,13 @@ itself after the first save, and a second ends in a KeyError.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from components.checkpoint import retention
@@ -23,8 +22,10 @@ from components.checkpoint.layout import CheckpointLayout, Share
 from components.checkpoint.metadata import Kind, Marker, RunProgress
 from components.checkpoint.sections import files_of, write_blocks
 from components.distributed.collectives import by_first, together
+from components.distributed.copies import holders, readers, send
 from components.distributed.data import DataParallel
-from components.distributed.weight_shards import local, rows_of
+from components.distributed.node_tree import NodeTree
+from components.distributed.weight_shards import WeightShard, local, rows_of
 from components.run.disk import Patience
 
 T = TypeVar("T")
@@ -71,7 +72,7 @@ class State(Protocol):
         """Name every tensor: what several ranks have whole, any of them may give."""
 
     def fill(self, read: Read, saved: Collection[str]) -> None:
-        """Call ``read`` with tensors to fill, all ranks with the same names each time.
+        """Call ``read``, all ranks as often, with tensors to fill; some ranks may have none.
 
         ``saved`` are all names in the checkpoint. Where it has a weight's master, that is the
         weight, whatever either run rounds.
@@ -105,36 +106,49 @@ class ShardState:
             for shard in self._shards
             if shard.is_master
         }
-        return weights | masters | self._moments()
+        return weights | masters | {name: value for _, name, value in self._moments()}
 
-    def _moments(self) -> dict[str, Tensor]:
-        tensors = {}
+    def _moments(self) -> Iterator[tuple[WeightShard, str, Tensor]]:
         for shard in self._shards:
             for key, value in self._optimizer.state[shard.parameter].items():
                 is_alike = value.shape == shard.parameter.shape and value.dim() > 0
-                tensors[f"optimizer.state.{shard.name}.{key}"] = (
-                    shard.whole(value) if is_alike else value
-                )
-        return tensors
+                whole = shard.whole(value) if is_alike else value
+                yield shard, f"optimizer.state.{shard.name}.{key}", whole
 
     def fill(self, read: Read, saved: Collection[str]) -> None:
+        """Fill what the optimizer updates and its state; of ranks with the same one reads.
+
+        Weights that are rounded follow from their masters.
+        """
         self._make()
-        # What is filled is the memory of the state, and of what the optimizer updates.
-        wanted, rounded = self._moments(), []
+        finer = {}
+        wanted = list(self._moments())
         for shard in self._shards:
             if (name := master_of(shard.name)) in saved:
-                wanted[name] = shard.whole(shard.parameter.detach())
-            elif not shard.is_master:
-                wanted[f"{WEIGHTS}{shard.name}"] = shard.weight.detach()
+                value = shard.whole(shard.parameter.detach())
             else:
-                rounded.append(shard)
-        read(wanted)
-        for shard in rounded:  # one after another: only one is there in the finer dtype
-            weight = shard.weight.detach().to(shard.parameter.dtype)
-            read({f"{WEIGHTS}{shard.name}": weight})
-            shard.parameter.detach().copy_(shard.own_rows(rows_of(local(weight))))
+                # Of a rounded weight none of the finer numbers may be lost on the way.
+                name, value = f"{WEIGHTS}{shard.name}", shard.weight.detach()
+                if shard.is_master:
+                    value = finer[shard] = value.to(shard.parameter.dtype)
+            wanted.append((shard, name, value))
+        self._fill_once(read, wanted)
+        for shard, whole in finer.items():
+            shard.parameter.detach().copy_(shard.own_rows(rows_of(local(whole))))
         self._parallel.spread()
         self._parallel.settle()
+
+    def _fill_once(self, read: Read, wanted: Sequence[tuple[WeightShard, str, Tensor]]) -> None:
+        """Let one rank of those that hold a part alike read it, and send it to the others."""
+        held = [(name, value, holders(shard, value)) for shard, name, value in wanted]
+        chosen = readers([(value, among) for _, value, among in held])
+        read({
+            name: value
+            for (name, value, among), one in zip(held, chosen, strict=True)
+            if one == among.get_local_rank()
+        })
+        for (_, value, among), one in zip(held, chosen, strict=True):
+            send(value, among, one)
 
     def _make(self) -> None:
         """Let the optimizer make its state, 0 as before a first step, by one without a rate."""
@@ -174,12 +188,12 @@ class Saver:
     """Write checkpoints into ``folder``, and keep of them what the policy does.
 
     Without a ``stager`` the steps wait for all of it. A file system that is away or full is
-    waited for unless the run was ``stopped``. All ranks of ``group``, of CPU tensors, call.
+    waited for unless the run was ``stopped``. All ranks call, and agree over ``group``.
     """
 
     folder: Path
     fingerprint: str
-    group: dist.ProcessGroup
+    group: NodeTree
     stager: HostBuffers | None
     policy: retention.Policy
     files: int

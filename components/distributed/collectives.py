@@ -15,6 +15,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
+from components.distributed.node_tree import NodeTree
 from components.errors import RecipeError
 
 T = TypeVar("T")
@@ -150,8 +151,10 @@ class _Gather(torch.autograd.Function):
         return _sum(upstream[0], group=ctx.group, at_once=True)[0], None
 
 
-def together(task: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+def together(task: Callable[[], T], group: NodeTree | None = None) -> list[T]:
     """Do ``task`` on every rank, and return on all what each of them got, in their order.
+
+    Ranks tell each other over ``group``, or over the default group.
 
     Another error than a RecipeError stays with its rank.
 
@@ -163,14 +166,17 @@ def together(task: Callable[[], T], group: dist.ProcessGroup | None = None) -> l
         mine = task()
     except RecipeError as error:
         mine = error
-    everyones = [mine] * dist.get_world_size(group)
-    dist.all_gather_object(everyones, mine, group)
+    if group is None:
+        everyones = [mine] * dist.get_world_size()
+        dist.all_gather_object(everyones, mine)
+    else:
+        everyones = group.all_gather(mine)
     for one in everyones:
         if isinstance(one, RecipeError):
             raise one
     return cast("list[T]", everyones)
 
 
-def by_first(task: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+def by_first(task: Callable[[], T], group: NodeTree | None = None) -> T:
     """Do ``task`` on the first rank alone; what it got, or its RecipeError, is all ranks'."""
-    return cast("T", together(lambda: task() if dist.get_rank(group) == 0 else None, group)[0])
+    return cast("T", together(lambda: task() if dist.get_rank() == 0 else None, group)[0])

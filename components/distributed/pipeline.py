@@ -161,7 +161,7 @@ class Pipeline:
     def evaluate(self, rows: Tensor) -> Tensor | None:
         ranks, here = self._mesh.degrees.pipeline, self._mesh.place("pipeline")
         group = self._mesh.axis("pipeline").get_group()
-        before, after = (dist.get_global_rank(group, (here + to) % ranks) for to in (-1, 1))
+        before, after = ((here + to) % ranks for to in (-1, 1))
         length = (rows.shape[1] - 1) * self._hidden_shape[1] // self._tokens.shape[1]
         shape = len(rows), length, self._hidden_shape[2]
         hidden = torch.empty(shape, dtype=self._dtype, device=self._device)
@@ -169,12 +169,12 @@ class Pipeline:
         for turn, stage in enumerate(self._stages):
             given = rows[:, :-1]
             if turn or here:
-                dist.recv(hidden, before, group)
+                _pass_on(dist.irecv, hidden, before, group)
                 given = hidden
             result = stage(given, rows=rows, number=torch.zeros(1, dtype=torch.int64))
             assert result is not None
             if stage.decoder.final_norm is None:
-                dist.send(result.contiguous(), after, group)
+                _pass_on(dist.isend, result.contiguous(), after, group)
                 result = None
         return result
 
@@ -203,6 +203,15 @@ class Pipeline:
 
 Microbatches = Accumulation | Pipeline
 """One step's forward and backward passes, or a forward pass alone."""
+
+
+def _pass_on(
+    send_or_receive: Callable[..., Any], hidden: Tensor, peer: int, group: dist.ProcessGroup
+) -> None:
+    """Send or receive as torch's schedules do: by itself it would need other connections."""
+    operation = dist.P2POp(send_or_receive, hidden, group=group, group_peer=peer)
+    for work in dist.batch_isend_irecv([operation]):
+        work.wait()
 
 
 def _expected(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

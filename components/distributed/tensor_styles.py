@@ -203,16 +203,28 @@ def stream_seed(seed: int, mesh: DeviceMesh, *, sequence_parallel: bool) -> int:
 def seed_layers(decoder: Decoder, seed_of: Callable[[str], int]) -> None:
     """Seed torch's generators before each layer, so that masks do not depend on the stages.
 
-    ``seed_of`` gives a layer's seed in the microbatch at hand; activation checkpointing itself
-    puts back the generators of a layer that it repeats.
+    ``seed_of`` gives a part's seed in the microbatch at hand, that of a layer by its name or of
+    the ``embedding``; activation checkpointing itself puts back the generators of a layer that
+    it repeats. A model without dropout draws nothing, and is not seeded.
     """
+    if not _drops(decoder):
+        return
 
-    def seed(name: str, layer: nn.Module, inputs: Any) -> None:
+    def seed(name: str, part: nn.Module, inputs: Any) -> None:
         if not in_backward():
             torch.manual_seed(seed_of(name))
 
-    for name, layer in decoder.layers.items():
-        layer.register_forward_pre_hook(partial(seed, name), prepend=True)
+    for name, part in [("embedding", decoder), *decoder.layers.items()]:
+        part.register_forward_pre_hook(partial(seed, name), prepend=True)
+
+
+def _drops(decoder: Decoder) -> bool:
+    """Whether training drops any number: seeding takes the host time in every layer."""
+    return any(
+        (isinstance(part, nn.Dropout) and part.p > 0)
+        or (isinstance(part, AttentionCore) and part.dropout > 0)
+        for part in decoder.modules()
+    )
 
 
 class SplitCore(AttentionCore):

@@ -117,21 +117,27 @@ class EngineState:
         return tensors
 
     def fill(self, read: Read, saved: Collection[str]) -> None:
-        """Take weights and state one weight at a time; no rank ever holds all of them."""
-        for name, weight in self.named.items():
-            value = torch.empty(_shape(weight))
+        """Take weights and state one weight at a time; no rank ever holds all of them.
+
+        The ranks take turns to read one for all.
+        """
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        for place, (name, weight) in enumerate(self.named.items()):
+            value = torch.empty(_shape(weight), device=weight.device)
+            rows = rows_of(value)
             has_master = master_of(name) in saved
-            key = master_of(name) if has_master else f"{WEIGHTS}{name}"
-            whole = {key: rows_of(value) if has_master else value}
+            whole = {master_of(name): rows} if has_master else {f"{WEIGHTS}{name}": value}
             pieces = self._state_of(weight)
             for key, piece in pieces.items():
-                rows = torch.empty(rows_of(value).shape)
-                like = rows if _is_alike(piece) else torch.empty_like(piece, device="cpu")
-                whole[f"optimizer.state.{name}.{key}"] = like
-            read(whole)
+                like = torch.empty_like(piece, device=weight.device)
+                alike = torch.empty_like(rows) if _is_alike(piece) else like
+                whole[f"optimizer.state.{name}.{key}"] = alike
+            read(whole if place % ranks == rank else {})
+            for one in whole.values():
+                dist.broadcast(one, place % ranks)
             self.put(name, value)
             for key, piece in pieces.items():
-                value = whole[f"optimizer.state.{name}.{key}"].to(weight.device)
+                value = whole[f"optimizer.state.{name}.{key}"]
                 self._put_state(
                     weight, key, value.view(_shape(weight)) if _is_alike(piece) else value
                 )

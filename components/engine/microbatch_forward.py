@@ -92,7 +92,6 @@ class StageCompute:
         is_last, part = decoder.final_norm is not None, self._part
         masked = self._recipe.data.document_mask
         self.take(number)
-        torch.manual_seed(self.dropout_seed("embedding"))
         with self.own_time.measured(), autocast_to(self._dtype, self._device):
             result: Tensor = decoder(
                 inputs[0] if inputs[0].is_floating_point() else part.take(inputs[0]),

@@ -1,6 +1,6 @@
 """Parallelize a model: build this rank's part in its layout, and fill it with weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,7 +14,9 @@ from components.config.rules.engine import FLOAT8
 from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
 from components.convert.reading import read_folder
+from components.distributed.collectives import together
 from components.distributed.context import split_sequence
+from components.distributed.copies import reads_for_stage, send_over_stage
 from components.distributed.data import shard_weights
 from components.distributed.devices import StateDtypes, check_float8_device, emulates_float8
 from components.distributed.experts import split_experts
@@ -60,12 +62,19 @@ def draw_weights(decoder: Decoder, *, seed: int) -> None:
 
 
 @torch.no_grad()
-def copy_weights(decoder: Decoder, whole: Mapping[str, Tensor]) -> None:
-    """Copy this rank's part of every weight from the ``whole`` ones, by name."""
+def copy_weights(decoder: Decoder, whole: Decoder, mesh: Mesh) -> None:
+    """Copy this rank's part of every weight from those of ``whole``, by name.
+
+    Of the ranks of a pipeline stage one has their values, the others have them on ``meta``.
+    """
+    given = dict(whole.named_parameters())
     for name, weight in decoder.named_parameters():
-        part = whole[name]
+        part = torch.empty_like(given[name], device=local(weight).device)
+        if reads_for_stage(mesh):
+            part.copy_(given[name])
+        send_over_stage(part, mesh)
         for dim in range(weight.dim() if isinstance(weight, DTensor) else 0):
-            part = part.index_select(dim, held(weight, dim))
+            part = part.index_select(dim, held(weight, dim).to(part.device))
         local(weight).copy_(part)
 
 
@@ -107,7 +116,7 @@ def build_rank_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ran
     model = parallelize_model(recipe, mesh, device=device)
     for decoder, layers in zip(model.stages, model.layers, strict=True):
         decoder.to_empty(device=device)
-        _fill(decoder, recipe, layers)
+        _fill(decoder, recipe, layers, mesh)
         degrees = recipe.parallelism
         compile_layers(decoder, degrees.compile, recompute=degrees.recompute)
     return model
@@ -156,19 +165,23 @@ def _cut(decoder: Decoder, recipe: Recipe, layers: range) -> bool:
     return cut_stage(decoder, layers, first=first, last=last)
 
 
-def _fill(decoder: Decoder, recipe: Recipe, layers: range) -> None:
-    """Draw the weights, or read a Hugging Face folder."""
+def _fill(decoder: Decoder, recipe: Recipe, layers: range, mesh: Mesh) -> None:
+    """Draw the weights, or let one rank of each stage read a folder for all of them."""
     folder = recipe.model["init_from"]
     if folder == "none":
         draw_weights(decoder, seed=recipe.budget.seed)
         return
     whole = _build(recipe)
     _cut(whole, recipe, layers)
-    whole.to_empty(device="cpu")
-    read_folder(
-        Path(folder),
-        whole,
-        section=thaw(recipe.model),
-        tokenizer_vocab_size=recipe.tokenizer["vocab_size"],
-    )
-    copy_weights(decoder, dict(whole.named_parameters()))
+
+    def read() -> None:
+        if reads_for_stage(mesh):
+            read_folder(
+                Path(folder),
+                whole.to_empty(device="cpu"),
+                section=thaw(recipe.model),
+                tokenizer_vocab_size=recipe.tokenizer["vocab_size"],
+            )
+
+    together(read)  # where it cannot be read, no rank waits for it
+    copy_weights(decoder, whole, mesh)

@@ -1,14 +1,18 @@
-"""Private names of torch.distributed: shards, meshes, records, pipeline stages.
+"""Private names of torch.distributed: shards, meshes, groups, records, pipeline stages.
 
 All were seen in 2.10 to 2.15, but for what says otherwise.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any, cast
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import _C, Tensor
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
@@ -36,6 +40,23 @@ def concatenated(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
     In public a mesh is cut from its root by names, which joined axes have not.
     """
     return DeviceMesh._concatenate(list(meshes))
+
+
+_made: Counter[tuple[int, ...]] = Counter()  # how often this process has made such a group
+
+
+def group_of_members(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
+    """Connect some ranks by gloo; these alone call, and none waits for the others.
+
+    In public the name under which they meet counts the groups of each process, and ranks that
+    have joined more of them than others wait for these in vain.
+    """
+    members = tuple(ranks)
+    _made[members] += 1
+    name = f"{'_'.join(map(str, members))}#{_made[members]}"
+    with patch.object(distributed_c10d, "_hash_ranks_to_str", lambda ranks: name):
+        group = dist.new_group(list(members), timeout, "gloo", use_local_synchronization=True)
+    return cast("dist.ProcessGroup", group)
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

@@ -1,14 +1,13 @@
 """Batches of one data rank as a function of the step, over samples that are left out."""
 
-import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import sub
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset, Sampler
 
 from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
@@ -52,26 +51,8 @@ class SampleSkipper:
                 yield first, min(count, number - first)
 
 
-class StepsToTake(Sampler[int]):
-    """Name the step after the last one that was taken, until all are.
-
-    A guard may go back: so the step is asked for when its batch is. Lightning fetches a batch
-    ahead of that unless there is a length; nothing else depends on it.
-    """
-
-    def __init__(self, taken: Callable[[], int], *, steps: int) -> None:
-        self._taken, self._steps = taken, steps
-
-    def __iter__(self) -> Iterator[int]:
-        while (step := self._taken()) < self._steps:
-            yield step
-
-    def __len__(self) -> int:
-        return sys.maxsize
-
-
-class StepBatches(Dataset[torch.Tensor]):
-    """Item ``step`` is one rank's share of it: ``[microbatches, sequences, length + 1]``."""
+class StepBatches:
+    """One data rank's share of each step, by the positions of its samples."""
 
     def __init__(self, *, recipe: Recipe, folder: Path, manifest: Manifest, rank: int) -> None:
         self._order = make_order(recipe, manifest)
@@ -90,8 +71,13 @@ class StepBatches(Dataset[torch.Tensor]):
         """Leave these numbers of the order out, and no others, from the next step on."""
         self._skipped = SampleSkipper(windows)
 
-    def __getitem__(self, step: int) -> torch.Tensor:
-        rows = torch.stack([self._samples[position] for position in self.positions(step)])
+    def read(self, positions: Sequence[int], *, pinned: bool) -> torch.Tensor:
+        """Read samples by their numbers: ``[microbatches, sequences, length + 1]``."""
+        samples = [self._samples[position].numpy() for position in positions]
+        shape = len(samples), len(samples[0])
+        rows = torch.empty(shape, dtype=torch.int64, pin_memory=pinned)
+        # Torch's own would start as many helpers as it has for each thread that asks for it.
+        np.stack(samples, out=rows.numpy())
         return rows.view(-1, self._microbatch, rows.shape[1])
 
     def positions(self, step: int) -> list[int]:

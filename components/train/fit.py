@@ -25,6 +25,7 @@ from components.train.batches import StepBatches
 from components.train.callbacks.checkpoints import Checkpoints, Guarding
 from components.train.callbacks.display import Display, StopOnRequest
 from components.train.callbacks.energy_monitor import Metering
+from components.train.callbacks.garbage import GarbageSchedule
 from components.train.callbacks.hooks import Rehearsing, Story
 from components.train.callbacks.metrics_logger import Curves, HeldOutLoss, Metrics
 from components.train.callbacks.profiler import GraphCount, Profiling
@@ -78,6 +79,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     profiling = Profiling(
         settings=recipe.profiler, folder=folder, rank=rank, graphs=graphs, say=display.say
     )
+    collect = recipe.parallelism.gc_every_steps
     profiles = recipe.profiler.steps and rank in recipe.profiler.ranks
     callbacks = [
         watching,
@@ -88,6 +90,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         HeldOutLoss(windows=windows, metrics=metrics),
         *(checkpoints, display),
         Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics),
+        *([] if collect == "never" else [GarbageSchedule(every_steps=collect)]),
     ]
     with interrupts_pass():
         make_trainer(recipe=recipe, callbacks=callbacks, most_steps=None).fit(module)

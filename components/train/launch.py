@@ -21,6 +21,7 @@ from components.run.folder import RunFolder
 from components.run.records import FirstFailure
 from components.run.writer_lock import SHARES, sign
 from components.terminal import say
+from components.train.ranks import allocator_variables
 
 OPEN_FILES = 128  # two ranks of a miniature fail with 64 and train with 100
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +87,10 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
     Raises:
         RecipeError: a process may open too few files, or a rank met what a user has to mend.
     """
+    from components.distributed.devices import device_type  # imports torch
+
+    # Before torch gives any memory of a device, in this process or in those of the ranks.
+    os.environ |= allocator_variables(device_type(recipe.cluster.device), os.environ)
     if recipe.cluster.ranks == 1:
         from components.train.fit import fit
 

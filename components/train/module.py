@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from components.build import build
 from components.checkpoint.metadata import RunProgress
@@ -26,7 +25,8 @@ from components.fault_tolerance.rank_health import RankFigures
 from components.model.decoder import Decoder
 from components.model.routing import RoutingTally
 from components.optim.loss_scale import LossScale
-from components.train.batches import StepBatches, StepsToTake
+from components.train.batches import StepBatches
+from components.train.read_ahead import ReadAhead
 from components.train.step_metrics import ReducedMetrics, StepRecord, reduce_step_metrics
 from components.train.trainer import MeshStrategy
 
@@ -157,12 +157,14 @@ class Pretraining(LightningModule):
             device=self.device,
         )
 
-    def train_dataloader(self) -> DataLoader[Tensor]:
+    def train_dataloader(self) -> ReadAhead:
         """Read from the step that comes next: one integer resumes the data."""
         self.batches = self._make_batches(self.mesh.data_rank)
         self.skip_windows()
-        steps = StepsToTake(lambda: self.progress.step, steps=self.recipe.derived.steps)
-        return DataLoader(self.batches, batch_size=None, sampler=steps)
+        steps = self.recipe.derived.steps
+        return ReadAhead(
+            self.batches, lambda: self.progress.step, steps=steps, device=self.device
+        )
 
     def skip_windows(self) -> None:
         """Leave out what the recipe names and what the guard has found."""

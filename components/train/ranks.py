@@ -1,4 +1,4 @@
-"""Which rank a process is, whoever started it, and its folders for compiled kernels.
+"""Which rank a process is, whoever started it, its allocator, its folders for compiled kernels.
 
 torch, Lightning and oneCCL read torchrun's variables. A cluster's launcher tells each process
 the same under names of its own.
@@ -21,6 +21,26 @@ _OF_DEVICE = {"cuda": ("CUDA_CACHE_PATH",), "xpu": ("NEO_CACHE_DIR", "SYCL_CACHE
 def cache_variables(device: str) -> tuple[str, ...]:
     """Name the environment variables that say where kernels for ``device`` are kept."""
     return (*_ALL, *_OF_DEVICE.get(device, ()))
+
+
+# What torch reads when a device first gives memory; the first is the name since 2.9, and of
+# others that a user may have set the allocator takes its settings before.
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
+OLDER_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_GROWS = "expandable_segments:True"  # segments that grow: what is freed in between fits again
+
+
+def allocator_settings(device: str) -> str | None:
+    """Return what ``PYTORCH_ALLOC_CONF`` is for such devices where nobody has set it."""
+    return _GROWS if device == "cuda" else None
+
+
+def allocator_variables(device: str, seen: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable of torch's allocator; nothing where ``seen`` has the user's own."""
+    settings = allocator_settings(device)
+    if settings is None or any(name in seen for name in (ALLOCATOR, *OLDER_ALLOCATORS)):
+        return {}
+    return {ALLOCATOR: settings}
 
 
 def make_cache_folders(seen: Mapping[str, str]) -> None:

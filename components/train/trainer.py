@@ -141,7 +141,6 @@ def make_trainer(
     devices.check_devices(recipe.cluster)
     register_xpu()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*num_workers.*")  # reading takes microseconds
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # a login node
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
     return Trainer(

@@ -110,3 +110,25 @@ def test_caches_of_kernels_are_the_node_s_unless_the_site_says_otherwise(
     number = "654321" if words is MULA else "123456"
     own = f"/tmp/kochbuch-{number}/cache/TORCHINDUCTOR_CACHE_DIR"
     assert done.stdout.split() == ["/fast/triton", own]
+
+
+@pytest.mark.parametrize(
+    ("words", "seen", "expected"),
+    [
+        (TEUKEN, {}, "expandable_segments:True"),
+        (TEUKEN, {"PYTORCH_ALLOC_CONF": "backend:native"}, "backend:native"),
+        (TEUKEN, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, ""),
+        (MULA, {}, ""),
+    ],
+)
+def test_memory_of_nvidias_devices_grows_unless_the_allocator_is_set_already(
+    words: tuple[str, ...],
+    seen: dict[str, str],
+    expected: str,
+    machine: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    script = render(here(job_of(*words), tmp_path)).partition("\nrun=")[0]
+    command = ["bash", "-c", f'{script}\necho "$PYTORCH_ALLOC_CONF"']
+    said = subprocess.check_output(command, env=machine | seen, text=True)
+    assert said.strip() == expected

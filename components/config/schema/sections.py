@@ -86,7 +86,8 @@ class Parallelism(Section):
     Gradients leave in buckets of ``bucket_elements`` numbers, or one larger weight; with
     ``overlap`` under the backward pass, and updated weights come under the next forward pass.
     Tokens go to experts on other ranks in ``expert_overlap`` parts: while one is computed,
-    others are under way.
+    others are under way. All ranks collect Python's garbage every ``gc_every_steps`` steps, or
+    each by Python's own rule (``never``).
     """
 
     keys_group = KeyGroup.LAYOUT
@@ -110,6 +111,7 @@ class Parallelism(Section):
     microbatch_sequences: Count
     recompute: Literal["none", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
     compile: Literal["none", "layers"]
+    gc_every_steps: Annotated[Count | Literal["never"], KeyGroup.MACHINE]
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
     stages_per_rank: Ranks
     stage_balance: Balance

@@ -19,6 +19,7 @@ from components.checkpoint.retention import Policy, amend, check_target, drop_af
 from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Saver
 from components.config.schema.sections import Checkpoint
 from components.distributed.collectives import by_first, together
+from components.distributed.node_tree import make_node_tree
 from components.errors import RecipeError
 from components.fault_tolerance.guards import StepVerdict
 from components.run.disk import Patience
@@ -147,7 +148,9 @@ class Checkpoints(RunCallback):
         return Saver(
             folder=self.folder,
             fingerprint=fingerprint,
-            group=dist.new_group(backend="gloo", timeout=timeout),
+            group=make_node_tree(
+                ranks_per_node=module.recipe.cluster.devices_per_node, timeout=timeout
+            ),
             stager=HostBuffers(module.device) if settings.asynchronous else None,
             policy=Policy(
                 last=settings.keep,

@@ -1,11 +1,17 @@
 """Ranks that save what they trained, and load what others saved."""
 
+from collections import Counter
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.futures import Future
 
+from components.checkpoint.layout import PieceReader
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.saving import ShardState
 from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
@@ -81,6 +87,20 @@ def load(parts: Parts, layout: Layout, checkpoint: Path) -> State:
     rank = start(parts, layout, seed=1)
     load_checkpoint(checkpoint, rank.state)
     return state_of(rank)
+
+
+def load_counting(parts: Parts, layout: Layout, checkpoint: Path) -> tuple[State, Counter[str]]:
+    """Load as above, and count of each tensor the numbers that this rank read from files."""
+    counted: Counter[str] = Counter()
+    read_data = PieceReader.read_data
+
+    def read(self: PieceReader, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        for item in plan.items:
+            counted[item.storage_index.fqn] += prod(item.lengths)
+        return read_data(self, plan, planner)
+
+    with patch.object(PieceReader, "read_data", read):
+        return load(parts, layout, checkpoint), counted
 
 
 def go_on(parts: Parts, layout: Layout, checkpoint: Path, steps: range) -> State:

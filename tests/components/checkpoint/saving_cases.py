@@ -10,6 +10,7 @@ from components.checkpoint import loading
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.retention import Policy
 from components.checkpoint.saving import HostBuffers, Saver, State
+from components.distributed.node_tree import NodeTree
 
 FINGERPRINT = "of one recipe"
 ALL = Policy(last=1_000, every_tokens="none", best=0)
@@ -21,7 +22,7 @@ def make_saver(folder: Path, **changes: Any) -> Saver:
     given: dict[str, Any] = {
         "folder": folder,
         "fingerprint": FINGERPRINT,
-        "group": dist.group.WORLD,
+        "group": NodeTree(dist.group.WORLD),
         "stager": None,
         "policy": ALL,
         "files": 1_024,

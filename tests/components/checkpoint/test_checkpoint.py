@@ -1,6 +1,7 @@
 """A checkpoint is complete or not there; any layout goes on from any other's, bit for bit."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.components.checkpoint.checkpoint_cases import (
     State,
     go_on,
     load,
+    load_counting,
     save,
     start,
     state_of,
@@ -210,6 +212,33 @@ def test_every_layout_loads_every_bit_that_one_process_saved(
     whole = save(PARTS, ALONE, tmp_path, STEPS)
     found = merged(ranks(load, PARTS, LAYOUTS[name], only_checkpoint(tmp_path)))
     assert_equal(found, whole)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(Layout(shard=4), id="zero 0"),
+        pytest.param(Layout(shard=4, zero=1), id="zero 1"),
+        pytest.param(Layout(replicate=2, shard=2, zero=2), id="replicas, zero 2"),
+        pytest.param(Layout(shard=4, zero=3), id="zero 3"),
+        pytest.param(Layout(replicate=2, shard=2, zero=3), id="replicas, zero 3"),
+    ],
+)
+def test_of_ranks_that_hold_a_tensor_alike_one_reads_it(
+    ranks: Ranks, tmp_path: Path, layout: Layout
+) -> None:
+    whole = merged([save(PARTS, ALONE, tmp_path, STEPS)])
+    found = ranks(load_counting, PARTS, layout, only_checkpoint(tmp_path))
+    assert_equal(merged([state for state, _ in found]), whole)
+    read: Counter[str] = sum((counted for _, counted in found), Counter())
+    for name, value in whole.items():
+        weight, _, key = name.partition(" ")
+        stored = f"optimizer.state.{weight}.{key}" if key else f"model.{weight}"
+        assert read[stored] == value.numel(), stored
+    # Who holds all of it reads no more than its share, with room for the largest tensor.
+    largest = max(value.numel() for value in whole.values())
+    share = sum(value.numel() for value in whole.values()) / len(found)
+    assert all(counted.total() < share + largest for _, counted in found)
 
 
 @pytest.mark.quick("tensor, zero 1-tied stages, zero 2")

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from components.distributed.copies import reads_for_stage
 from components.distributed.data import shard_weights
 from components.distributed.tensor import split_tensors
 from components.distributed.weight_shards import local
@@ -34,9 +35,12 @@ def draw(parts: Parts, layout: Layout) -> Filled:
 
 
 def take_over(parts: Parts, layout: Layout) -> Filled:
-    """Copy a model's weights into the layout."""
+    """Copy a model's weights into the layout; one rank alone has them."""
     whole, decoder = randomized(parts).float(), _parallelized(parts, layout)
-    copy_weights(decoder, dict(whole.named_parameters()))
+    mesh = layout_mesh(layout)
+    with torch.device("meta"):
+        outline = build(parts)
+    copy_weights(decoder, whole if reads_for_stage(mesh) else outline, mesh)
     return _compare(decoder, whole)
 
 

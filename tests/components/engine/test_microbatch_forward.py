@@ -1,5 +1,6 @@
 """Documents of packed tokens, and the random streams that a microbatch's dropout draws from."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
@@ -63,11 +64,35 @@ def test_the_embedding_and_every_layer_draw_from_streams_of_their_own() -> None:
         assert len({compute.dropout_seed(part) for part in parts}) == len(parts)
 
 
-def test_each_layer_is_seeded_by_its_own_name() -> None:
-    decoder = build_decoder(Parts(num_layers=3))
-    seed_layers(decoder, lambda name: 1_000 + int(name))
+@pytest.mark.parametrize("parts", [Parts(dropout=0.1), Parts(attention_dropout=0.1)])
+def test_each_layer_is_seeded_by_its_own_name(parts: Parts) -> None:
+    decoder = build_decoder(parts._replace(num_layers=3))
+    names = {"embedding": 7, "0": 1_000, "1": 1_001, "2": 1_002}
+    seed_layers(decoder, names.__getitem__)
     seen: list[int] = []
-    for layer in decoder.layers.values():
-        layer.register_forward_pre_hook(lambda *_: seen.append(torch.initial_seed()))
+    for part in (decoder.embedding, *decoder.layers.values()):
+        assert part is not None
+        part.register_forward_pre_hook(lambda *_: seen.append(torch.initial_seed()))
     decoder(torch.randint(0, 60, (1, 8)))
-    assert seen == [1_000, 1_001, 1_002]
+    assert seen == [7, 1_000, 1_001, 1_002]
+
+
+def test_a_model_without_dropout_is_not_seeded_at_all() -> None:
+    decoder = build_decoder(Parts(num_layers=3))
+    asked: list[str] = []
+
+    def seed_of(name: str) -> int:
+        asked.append(name)
+        return 0
+
+    seed_layers(decoder, seed_of)
+    torch.manual_seed(5)
+    with fake_world(0, 1):
+        device = torch.device("cpu")
+        compute = StageCompute(recipe=RECIPE, mesh=mesh_of(1), device=device, eod_id=0)
+        rows = torch.randint(0, 60, (1, 9))
+        compute.begin(0, 1)
+        before = torch.get_rng_state()
+        compute(decoder, (rows[:, :-1],), rows, 0)
+    assert not asked
+    assert torch.equal(torch.get_rng_state(), before)

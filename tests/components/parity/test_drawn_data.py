@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from command.arguments import read_point
 from command.compose import compose_recipe
@@ -17,9 +18,11 @@ def composed(*words: str) -> Recipe:
     return compose_recipe(read_point(["recipe=teuken7b", "scale=parity", *words]))
 
 
-def batches(recipe: Recipe, folder: Path, rank: int) -> StepBatches:
-    manifest = Manifest.read(folder)
-    return StepBatches(recipe=recipe, folder=folder, manifest=manifest, rank=rank)
+def read(recipe: Recipe, folder: Path, rank: int, step: int) -> Tensor:
+    batches = StepBatches(
+        recipe=recipe, folder=folder, manifest=Manifest.read(folder), rank=rank
+    )
+    return batches.read(batches.positions(step), pinned=False)
 
 
 def drawn(recipe: Recipe, folder: Path) -> Path:
@@ -46,8 +49,8 @@ def test_one_process_reads_the_ranks_microbatches_rank_by_rank(
         drawn(recipe, tmp_path / name) for name, recipe in (("a", alone), ("b", together))
     )
     for step in (0, 9):
-        shares = [batches(together, second, rank)[step] for rank in range(ranks)]
-        assert torch.equal(batches(alone, first, 0)[step], torch.cat(shares))
+        shares = [read(together, second, rank, step) for rank in range(ranks)]
+        assert torch.equal(read(alone, first, 0, step), torch.cat(shares))
 
 
 def test_another_seed_draws_other_tokens(tmp_path: Path) -> None:
@@ -61,7 +64,7 @@ def test_another_seed_draws_other_tokens(tmp_path: Path) -> None:
 
 def test_documents_end_and_small_ids_are_common(tmp_path: Path) -> None:
     recipe = composed()
-    tokens = batches(recipe, drawn(recipe, tmp_path / "data"), 0)[0].flatten()
+    tokens = read(recipe, drawn(recipe, tmp_path / "data"), 0, 0).flatten()
     vocab_size = recipe.shape.vocab_size
     assert tokens.min() >= 0
     assert tokens.max() < vocab_size

@@ -1,4 +1,4 @@
-"""Caches of kernels have their folders, and no other user's."""
+"""Caches of kernels have their folders, and no other user's; torch's allocator its settings."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.train.ranks import cache_variables, make_cache_folders
+from components.train.ranks import allocator_variables, cache_variables, make_cache_folders
 
 
 def test_every_folder_that_is_named_is_made_and_no_other(tmp_path: Path) -> None:
@@ -21,6 +21,14 @@ def test_each_kind_of_device_has_caches_of_its_own() -> None:
     assert "CUDA_CACHE_PATH" in cache_variables("cuda")
     assert {"NEO_CACHE_DIR", "SYCL_CACHE_DIR"} <= set(cache_variables("xpu"))
     assert set(cache_variables("cpu")) == set(cache_variables("cuda")) - {"CUDA_CACHE_PATH"}
+
+
+def test_memory_of_nvidias_devices_grows_unless_the_user_has_said_otherwise() -> None:
+    grows = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert allocator_variables("cuda", {}) == grows
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        assert allocator_variables("cuda", {name: "max_split_size_mb:512"}) == {}
+    assert allocator_variables("cpu", {}) == allocator_variables("xpu", {}) == {}
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_the_way_out(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What the loop cannot train is refused before anything is written; the rest passes."""
 
+import os
 import resource
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.distributed import devices
 from components.errors import RecipeError
 from components.fault_tolerance.failures import MENDABLE
 from components.run.folder import RunFolder
@@ -59,3 +61,16 @@ def test_ranks_that_may_open_too_few_files_are_not_started(tmp_path: Path) -> No
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_allocator_is_set_before_any_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # what there is comes back after the test
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setattr(devices, "device_type", lambda wanted: "cuda")
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (100, 100))
+    recipe = compose_recipe(read_point(["recipe=teuken7b", "cluster.ranks=2"]))
+    with pytest.raises(RecipeError, match="open 100 files here"):
+        launch(recipe, RunFolder(tmp_path), lock=0)
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"

@@ -1,0 +1,77 @@
+"""Between the steps of its schedule nothing collects garbage; after a run all is as before."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from components.checkpoint.metadata import RunProgress
+from components.train.callbacks.garbage import GarbageSchedule
+
+
+class Run:
+    """As much of a run as the schedule asks for."""
+
+    def __init__(self) -> None:
+        self.progress = RunProgress(step=0, tokens=0)
+
+    def take(self, schedule: GarbageSchedule, step: int) -> None:
+        self.progress = RunProgress(step=step, tokens=step)
+        schedule.on_step(cast("Any", self))
+
+
+class Node:
+    """An object that keeps itself."""
+
+    def __init__(self) -> None:
+        self.itself: Any = self
+
+
+@pytest.fixture(autouse=True)
+def _collects_as_before() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def begun(every_steps: int) -> tuple[Run, GarbageSchedule]:
+    run, schedule = Run(), GarbageSchedule(every_steps=every_steps)
+    schedule.on_begin(cast("Any", run))
+    return run, schedule
+
+
+def test_a_cycle_lives_until_the_next_step_of_the_schedule() -> None:
+    run, schedule = begun(4)
+    kept = weakref.ref(Node())
+    for step in (1, 2, 3):
+        run.take(schedule, step)
+        many = [[step] for _ in range(100_000)]  # by its own rule Python would collect here
+        del many
+        assert kept() is not None
+    run.take(schedule, 4)
+    assert kept() is None
+    schedule.on_close()
+
+
+def test_what_was_there_before_the_first_step_is_not_looked_at_again() -> None:
+    _, schedule = begun(4)
+    assert gc.get_freeze_count() > 10_000
+    schedule.on_close()
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_after_the_run_python_collects_as_it_did_before(was_enabled: bool) -> None:
+    if not was_enabled:
+        gc.disable()
+    _, schedule = begun(4)
+    assert not gc.isenabled()
+    schedule.on_close()
+    assert gc.isenabled() == was_enabled
+
+
+def test_a_run_that_fails_before_it_begins_changes_nothing() -> None:
+    GarbageSchedule(every_steps=4).on_close()
+    assert gc.isenabled()

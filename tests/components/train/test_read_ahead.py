@@ -1,0 +1,196 @@
+"""Batches are read one step ahead, by a thread, and are those that reading late would give."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.config.schema.recipe import Recipe
+from components.data.manifest import Manifest
+from components.errors import RecipeError
+from components.parity.prover import draw_data
+from components.train.batches import StepBatches
+from components.train.read_ahead import THREAD, ReadAhead
+
+SECONDS = 20  # a test that waits longer has failed
+
+
+class Watched(StepBatches):
+    """Note by which thread what is read, and let a test hold the reader up."""
+
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        super().__init__(recipe=recipe, folder=folder, manifest=Manifest.read(folder), rank=0)
+        self.reads: list[tuple[str, list[int]]] = []
+        self.may_read = threading.Event()
+        self.may_read.set()
+
+    @override
+    def read(self, positions: Sequence[int], *, pinned: bool) -> Tensor:
+        assert self.may_read.wait(SECONDS)
+        self.reads.append((threading.current_thread().name, list(positions)))
+        return super().read(positions, pinned=pinned)
+
+
+class Loop:
+    """A run's loop, as far as its batches go."""
+
+    def __init__(self, batches: StepBatches, steps: int = 10) -> None:
+        self.taken = 0
+        self.reader = ReadAhead(
+            batches, lambda: self.taken, steps=steps, device=torch.device("cpu")
+        )
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for batch in self.reader:
+            yield batch
+            self.taken += 1
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return compose_recipe(read_point(["recipe=teuken7b", "scale=parity"]))
+
+
+@pytest.fixture
+def batches(recipe: Recipe, tmp_path: Path) -> Watched:
+    draw_data(recipe, tmp_path / "data")
+    return Watched(recipe, tmp_path / "data")
+
+
+def late(batches: StepBatches, step: int) -> Tensor:
+    return StepBatches.read(batches, batches.positions(step), pinned=False)
+
+
+def readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == THREAD]
+
+
+def wait_for_readers() -> None:
+    for thread in readers():
+        thread.join(SECONDS)
+
+
+def test_the_next_step_is_read_by_a_thread_and_none_after_it(batches: Watched) -> None:
+    steps = iter(Loop(batches))
+    next(steps)
+    wait_for_readers()
+    assert batches.reads == [(THREAD, batches.positions(step)) for step in (0, 1)]
+    next(steps)
+    wait_for_readers()
+    assert [positions for _, positions in batches.reads][2:] == [batches.positions(2)]
+
+
+def test_a_step_does_not_wait_for_the_batch_after_it(batches: Watched) -> None:
+    steps = iter(Loop(batches))
+    next(steps)
+    wait_for_readers()
+    batches.may_read.clear()
+    assert torch.equal(next(steps), late(batches, 1))  # while that of step 2 cannot be read
+    assert len(readers()) == 1
+    batches.may_read.set()
+    steps.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_every_batch_is_that_of_its_step_and_no_thread_is_left(batches: Watched) -> None:
+    found = list(Loop(batches, steps=5))
+    assert len(found) == 5
+    assert all(torch.equal(one, late(batches, step)) for step, one in enumerate(found))
+    assert [positions for _, positions in batches.reads] == [
+        batches.positions(step) for step in range(5)
+    ]
+    assert not readers()
+
+
+def test_what_a_guard_leaves_out_is_dropped_though_it_was_read_ahead(batches: Watched) -> None:
+    loop = Loop(batches)
+    steps = iter(loop.reader)
+    next(steps)
+    wait_for_readers()
+    batches.skip([batches.window(0, 2)])  # the step was bad, and so was the one read ahead
+    assert torch.equal(next(steps), late(batches, 0))
+    wait_for_readers()
+    assert [positions for _, positions in batches.reads][2:] == [
+        batches.positions(step) for step in (0, 1)
+    ]
+
+
+def test_what_was_read_for_the_next_step_is_taken_where_the_guard_leaves_out_one(
+    batches: Watched,
+) -> None:
+    after = batches.positions(1)
+    steps = iter(Loop(batches).reader)
+    next(steps)
+    batches.skip([batches.window(0, 1)])
+    assert torch.equal(next(steps), late(batches, 0))
+    assert batches.positions(0) == after
+    assert [positions for _, positions in batches.reads].count(after) == 1
+
+
+def test_a_run_that_goes_back_reads_from_there(batches: Watched) -> None:
+    loop = Loop(batches)
+    loop.taken = 7
+    steps = iter(loop.reader)
+    assert torch.equal(next(steps), late(batches, 7))
+    loop.taken = 3
+    assert torch.equal(next(steps), late(batches, 3))
+    loop.taken = 4
+    assert torch.equal(next(steps), late(batches, 4))
+
+
+def test_a_run_that_goes_on_reads_what_one_that_never_stopped_does(batches: Watched) -> None:
+    whole = list(Loop(batches, steps=6))
+    loop = Loop(batches, steps=6)
+    loop.taken = 4
+    for ours, theirs in zip(loop, whole[4:], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_read_error_is_said_as_it_is_without_a_thread(
+    batches: Watched, tmp_path: Path
+) -> None:
+    for source in Manifest.read(tmp_path / "data").sources.values():
+        for record in source.train:
+            file = tmp_path / "data" / record.name
+            file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(RecipeError) as expected:
+        late(batches, 0)
+    with pytest.raises(RecipeError) as found:
+        next(iter(Loop(batches)))
+    assert str(found.value) == str(expected.value)
+    assert not readers()
+
+
+def test_an_error_in_reading_ahead_is_raised_once_its_batch_is_due_or_never(
+    batches: Watched,
+) -> None:
+    bad = batches.positions(1)
+
+    def fail(positions: Sequence[int], *, pinned: bool) -> Tensor:
+        if list(positions) == bad:
+            raise RecipeError("data.folder", "cannot be read", "mend it")
+        return late(batches, 0)
+
+    batches.read = fail  # type: ignore[method-assign]  # as a file that is damaged in one place
+    loop = Loop(batches)
+    steps = iter(loop.reader)
+    next(steps)
+    wait_for_readers()
+    batches.skip([batches.window(1, 2)])
+    loop.taken = 1
+    next(steps)  # the guard has left the damaged place out
+    batches.skip([])
+    with pytest.raises(RecipeError, match=r"^data\.folder: cannot be read"):
+        next(steps)
+
+
+def test_a_run_that_ends_midway_leaves_no_thread(batches: Watched) -> None:
+    steps = iter(Loop(batches).reader)
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]  # a generator
+    assert not readers()
