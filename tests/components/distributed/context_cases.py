@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from components.attention_backends import BACKENDS
 from components.distributed.context import (
     ContextCore,
     SequencePart,
@@ -81,7 +82,10 @@ def seeds() -> tuple[int, int]:
 def core_differences(core: Core) -> list[float]:
     """Compare what comes out, and the gradients of queries, keys and values."""
     *inputs, upstream = _drawn(core)
-    part, plain = SequencePart.here(context_mesh()), AttentionCore(dropout=0.0, backend="auto")
+    part, plain = (
+        SequencePart.here(context_mesh()),
+        AttentionCore(dropout=0.0, backends=BACKENDS),
+    )
     places = part.places(CORE_LENGTH // part.ranks, torch.device("cpu"))
     mine = [tensor[:, :, places] for tensor in (*inputs, upstream)]
     expected = _mixed_and_gradients(
@@ -126,7 +130,7 @@ def _mixed_and_gradients(
 
 def dropped_fractions() -> list[float]:
     """Return the fraction of equal weights that training drops, and that evaluation does."""
-    core = ContextCore(AttentionCore(dropout=0.5, backend="auto"), context_mesh())
+    core = ContextCore(AttentionCore(dropout=0.5, backends=BACKENDS), context_mesh())
     part = SequencePart.here(context_mesh())
     places = part.places(CORE_LENGTH // part.ranks, torch.device("cpu"))
     scope = ForwardScope(placement=Placement(places=places), documents=None)

@@ -42,7 +42,7 @@ class Seen(TorchDispatchMode):
 
 def test_a_fused_norm_keeps_its_input_and_a_number_a_vector() -> None:
     saved = Saved()
-    with FakeTensorMode(), device_kernels():
+    with FakeTensorMode(), device_kernels("cuda"):
         hidden, weight = torch.empty(3, 5, 64, requires_grad=True), torch.empty(64)
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda kept: kept):
             normed = F.rms_norm(hidden, (64,), weight, 1e-5)
@@ -54,7 +54,7 @@ def test_a_fused_norm_keeps_its_input_and_a_number_a_vector() -> None:
 
 def test_dropout_keeps_a_byte_a_number() -> None:
     saved = Saved()
-    with FakeTensorMode(), device_kernels():
+    with FakeTensorMode(), device_kernels("cuda"):
         hidden = torch.empty(3, 64, requires_grad=True)
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda kept: kept):
             nn.Dropout(0.1)(hidden)
@@ -63,7 +63,7 @@ def test_dropout_keeps_a_byte_a_number() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_takes_the_kernel_that_its_mask_allows(masked: bool) -> None:
-    with FakeTensorMode(), device_kernels(), Seen() as seen:
+    with FakeTensorMode(), device_kernels("cuda"), Seen() as seen:
         heads = torch.empty(2, 4, 16, 8, requires_grad=True)
         mask = torch.empty(1, 4, 16, 16) if masked else None
         mixed = F.scaled_dot_product_attention(
@@ -77,7 +77,7 @@ def test_attention_takes_the_kernel_that_its_mask_allows(masked: bool) -> None:
 
 def test_functions_are_themselves_again_afterwards() -> None:
     before = F.rms_norm
-    with device_kernels():
+    with device_kernels("cuda"):
         assert F.rms_norm is not before
     assert F.rms_norm is before
 
@@ -134,7 +134,7 @@ def test_the_host_is_told_of_an_even_load_and_of_a_device_s_blocks() -> None:
     small, wide = torch.zeros(2_000, 8), torch.zeros(2**20, 8)
     assert len(list(loss.blocks(small, wide))) == 8
     counts = torch.tensor([3, 5])
-    with device_kernels(), even_load():
+    with device_kernels("cuda"), even_load():
         assert len(list(loss.blocks(small, wide))) == 2
         assert expert_products.on_host(counts, even=[4, 4]) == [4, 4]
     assert expert_products.on_host(counts, even=[4, 4]) == [3, 5]

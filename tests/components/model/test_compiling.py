@@ -140,7 +140,7 @@ def test_more_shapes_than_torch_compiles_end_with_the_way_out(small_decoder: Bui
 def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> None:
     # Inductor's kernel for a CPU does not build where shapes change; dynamo's graphs are those
     # of a GPU.
-    attend = torch.compile(attention._attend_to_any, dynamic=True, backend="aot_eager")
+    attend = torch.compile(attention_kernels.flex_of_any, dynamic=True, backend="aot_eager")
     graphs = 0
     for length in (64, 65, 100, 33, 129, 70, 256, 17, 300):
         for batch in (1, 2, 3):
@@ -148,12 +148,12 @@ def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> No
             documents = torch.randint(3, (batch, length)).sort(dim=1).values
             scope = ForwardScope(placement=places, documents=documents)
             heads = torch.randn(batch, 4, length, 16)
-            given = heads, heads, heads, scope.score_change((0, 4)), scope.blocks()
+            given = heads, heads, heads, scope.score_change((0, 4)), scope.mask.blocks(length)
             before = count_graphs()
             with torch.no_grad():
                 mixed = attend(*given)
                 graphs += count_graphs() - before
-                torch.testing.assert_close(mixed, attention._attend(*given))
+                torch.testing.assert_close(mixed, attention_kernels.flex_once(*given))
     assert 0 < graphs <= 4
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from components.attention_backends import BACKENDS
 from components.errors import RecipeError
 from components.model.attention import Attention, AttentionCore, ForwardScope
 from components.model.mlp import MLP
@@ -39,7 +40,7 @@ def attention(*, num_heads: int, num_kv_heads: int, bias: bool) -> Attention:
         qk_norm=None,
         layer_scaling=False,
         dropout=0.0,
-        backend="auto",
+        backends=BACKENDS,
     )
 
 
