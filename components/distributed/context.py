@@ -14,7 +14,6 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.attention.bias import causal_lower_right
 from typing_extensions import override
 
 from components.distributed.collectives import gather_rows
@@ -98,11 +97,8 @@ class ContextCore(AttentionCore):
         mixed = []
         for first, index in zip((0, chunk), self._part.chunks, strict=True):
             seen = (index + 1) * chunk
-            # The last query is at the last key's place.
-            mask: Tensor = causal_lower_right(chunk, seen)
-            if not scope.is_plain:
-                block = QueryBlock(queries=range(first, first + chunk), keys=seen)
-                mask = scope.dense(heads, query.dtype, block)
+            block = QueryBlock(queries=range(first, first + chunk), keys=seen)
+            mask = None if scope.is_plain else scope.dense(heads, query.dtype, block)
             chunk_mixed = attention_kernels.scaled_dot_product(
                 query[:, :, first : first + chunk],
                 keys[:, :, :seen],

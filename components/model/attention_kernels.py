@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from components.attention_backends import ACCELERATORS, KEY, Backend
@@ -49,8 +50,11 @@ def scaled_dot_product(
 ) -> Float[Tensor, "batch heads queries head_dim"]:
     """Attend in the first of ``kernels`` that takes the tensors; of none torch chooses.
 
-    Without a ``mask`` queries see keys up to their own place.
+    Without a ``mask`` the last query is at the place of the last key, and all see keys up to
+    their own.
     """
+    if mask is None and query.shape[2] < key.shape[2]:
+        mask = causal_lower_right(query.shape[2], key.shape[2])
     allowed = [_SDPA[name] for name in kernels if name != "flex"]
     with sdpa_kernel(allowed, set_priority=True) if allowed else nullcontext():
         return F.scaled_dot_product_attention(

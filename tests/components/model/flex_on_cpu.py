@@ -25,4 +25,7 @@ def flex_on_cpu() -> Iterator[None]:
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        warnings.filterwarnings(
+            "ignore", message="The .grad attribute of a Tensor"
+        )  # its graph's
         yield

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from components.errors import RecipeError
-from components.model import attention
+from components.model import attention_kernels
 from components.model.attention import ForwardScope
 from components.model.compiling import checkpoint_activations, compile_layers
 from components.model.decoder import Decoder
