@@ -36,7 +36,8 @@ def _lacking(device: str) -> Sequence[Backend]:
     return ("flash", "cudnn") if real and torch.cuda.get_device_capability() < (8, 0) else ()
 
 
-lacking: Callable[[str], Sequence[Backend]] = torch.compiler.assume_constant_result(_lacking)
+_once: Any = torch.compiler.assume_constant_result  # a graph asks when it is made
+lacking: Callable[[str], Sequence[Backend]] = _once(_lacking)
 
 
 def scaled_dot_product(

@@ -86,7 +86,7 @@ def _by_block(bounds: Int[Tensor, "batch queries"]) -> Int[Tensor, "batch blocks
     """Cut in blocks, the last one filled up with the last query's bound."""
     missing = -bounds.shape[1] % BLOCK
     filled = torch.cat((bounds, bounds[:, -1:].expand(-1, missing)), dim=1)
-    return filled.unflatten(1, (-1, BLOCK))
+    return filled.view(len(filled), -1, BLOCK)
 
 
 def _counted(

@@ -45,6 +45,7 @@ def attend(recipe: Recipe, device: str, context: int, masked: bool) -> Largest:
     sequences, whole = recipe.parallelism.microbatch_sequences, recipe.budget.sequence_length
     part = SequencePart(rank=0, ranks=context)
     length, counts = whole // context, (shape.num_heads, *[shape.num_kv_heads] * 2)
+    seen = Largest(length)
     with fake_world(0, context), ExitStack() as modes:
         core = core_of(recipe)
         if context > 1:
@@ -62,7 +63,7 @@ def attend(recipe: Recipe, device: str, context: int, masked: bool) -> Largest:
             )
             for count in counts
         ]
-        with device_kernels(device), Largest(length) as seen:
+        with device_kernels(device), seen:
             scope = scope_of(recipe, part, masked)
             hidden = torch.empty(sequences, length, 1, dtype=torch.bfloat16)
             core.prepare(hidden, scope, head_dim=shape.head_dim)

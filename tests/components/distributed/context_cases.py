@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from tests.components.distributed.tensor_cases import (
     worst,
 )
 from tests.components.model.comparison import gradient_of
+from tests.components.model.flex_on_cpu import flex_on_cpu
 
 CORE_LENGTH = 32
 HEAD_DIM = 6
@@ -43,6 +45,7 @@ class Core(NamedTuple):
     num_kv_heads: int = 4
     slopes: bool = False
     documents: bool = False
+    flex: bool = False
 
 
 @cache
@@ -91,9 +94,10 @@ def core_differences(core: Core) -> list[float]:
     expected = _mixed_and_gradients(
         plain, inputs, upstream, _scope(core, torch.arange(CORE_LENGTH))
     )
-    found = _mixed_and_gradients(
-        ContextCore(plain, context_mesh()), mine[:3], mine[3], _scope(core, places)
-    )
+    with flex_on_cpu() if core.flex else nullcontext():
+        found = _mixed_and_gradients(
+            ContextCore(plain, context_mesh()), mine[:3], mine[3], _scope(core, places)
+        )
     return [
         relative(one, other[:, :, places]) for one, other in zip(found, expected, strict=True)
     ]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -102,7 +102,7 @@ def assert_formula(kv_heads: int, slopes: bool, documents: bool) -> None:
     scope, given = scope_of(slopes, documents), heads_of(kv_heads)
     core = AttentionCore(dropout=0.0, backends=BACKENDS)
     found = with_gradients(lambda *each: core(*each, scope, first_head=0), given)
-    expected = with_gradients(lambda *each: by_formula(*each, scope), given)
+    expected = with_gradients(lambda q, k, v: by_formula(q, k, v, scope), given)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
 
 
@@ -122,7 +122,9 @@ def test_kernels_that_are_named_are_the_only_ones_that_torch_may_take(kernel: Ba
         mixed = attention_kernels.scaled_dot_product(
             *given, kernels=[kernel, "flex"], mask=None, dropout=0.0
         )
-    torch.testing.assert_close(mixed, by_formula(*given, scope), rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(
+        mixed, by_formula(given[0], given[1], given[2], scope), rtol=1e-10, atol=1e-11
+    )
     assert any("flash" in name for name in seen) == (kernel == "flash")
 
 
@@ -140,7 +142,7 @@ def test_flex_drops_weights_as_dropout_after_the_softmax_does(
 
     def dropped(*each: Tensor) -> Tensor:
         torch.manual_seed(5)
-        return core(*each, scope, first_head=0)
+        return cast("Tensor", core(*each, scope, first_head=0))
 
     weights = dropped(query, key, unit)
     kept = weights != 0

@@ -19,6 +19,7 @@ from components.model.positions import Alibi, Placement
 from components.torch_internals.operators import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized
+from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.routing_terms import auxiliary_terms
 
 # Torch's compiler warns of its own imports and inner workings, and hides that from whoever has
@@ -155,6 +156,32 @@ def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> No
                 graphs += count_graphs() - before
                 torch.testing.assert_close(mixed, attention_kernels.flex_once(*given))
     assert 0 < graphs <= 4
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_layers_of_flex_attention_share_a_graph_for_all_microbatches(
+    small_decoder: Build, dropout: float
+) -> None:
+    """The mask of a microbatch is made before the first layer: no graph holds it."""
+    settings = {"positions": Alibi, "num_layers": 3, "attention_dropout": dropout}
+    plain = randomized(small_decoder(**settings))
+    model = copy.deepcopy(plain)
+    for layer in model.layers.values():
+        layer.forward = torch.compile(
+            layer.forward, dynamic=False, fullgraph=True, backend="aot_eager"
+        )
+    tokens, counts = torch.randint(61, (2, 40)), []
+    with flex_on_cpu(), torch.no_grad():
+        for seed in range(3):
+            documents = torch.randint(3, (2, 40)).sort(dim=1).values
+            found = []
+            for each in (plain, model):
+                before = count_graphs()
+                torch.manual_seed(seed)
+                found.append(each(tokens, documents=documents))
+                counts.append(count_graphs() - before)
+            torch.testing.assert_close(*found)
+    assert counts[1::2] == [1, 0, 0]
 
 
 def test_float64_is_refused_where_torch_cannot_compile_it(
