@@ -4,51 +4,41 @@ Inputs are bfloat16 on a device and float32 on a CPU, which has few products in 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.device import memory_of, this_device
 from benchmarks.gpu.ours import compose
 from benchmarks.training.loss import WAYS, loss_of
+from components.attention_backends import BACKENDS
 from components.config.schema.recipe import Recipe
+from components.errors import RecipeError
 from components.model.attention import AttentionCore, ForwardScope
 from components.model.mlp import MLP
 from components.model.moe import Experts
 from components.model.positions import Placement
 from components.preflight.devices import median_seconds
 
-KERNELS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "formula": SDPBackend.MATH,
-}
-SCOPES = ("causal", "alibi", "documents")
+# What attention is asked for: the positions' slopes, documents, dropout.
+SCOPES = ("causal", "alibi", "documents", "alibi, dropout")
 Found = dict[str, Any]
 
 
 def attention(words: Sequence[str], document_tokens: int = 1_024) -> Found:
-    """Time attention's core by every kernel of torch, and by flex, under every mask.
+    """Time attention's core by every backend under every mask, or say why it refuses.
 
     Causal FLOPs are counted: half of the products' whole matrix.
     """
     device, recipe = this_device(), compose(words)
-    ways: list[tuple[str, str, AbstractContextManager[Any]]] = [
-        ("causal", "sdpa", sdpa_kernel(kernel)) for kernel in KERNELS.values()
-    ]
-    names = [*KERNELS]
-    for scope in SCOPES:
-        ways += [(scope, "flex", nullcontext()), (scope, "sdpa", nullcontext())]
-        names += ["flex", "sdpa"]
     rows = []
-    for name, (scope, backend, context) in zip(names, ways, strict=True):
+    for scope in SCOPES:
         given = _scope(recipe, scope, device, document_tokens)
-        rows.append({"scope": scope, "backend": name} | _mix(recipe, backend, given, context))
+        for backend in BACKENDS:
+            core = AttentionCore(dropout=0.1 if "dropout" in scope else 0.0, backends=[backend])
+            rows.append({"scope": scope, "backend": backend} | _mix(recipe, core, given))
     return {"rows": rows}
 
 
@@ -58,19 +48,16 @@ def _scope(
     """Make what one forward pass shares: places, and slopes or documents of equal length."""
     places = torch.arange(recipe.budget.sequence_length, device=device)
     heads = torch.arange(1, recipe.shape.attention.num_heads + 1, device=device)
-    slopes = 2.0 ** (-8.0 * heads / len(heads)) if kind == "alibi" else None
+    slopes = 2.0 ** (-8.0 * heads / len(heads)) if "alibi" in kind else None
     rows = recipe.parallelism.microbatch_sequences
     documents = (places // document_tokens).expand(rows, -1) if kind == "documents" else None
     return ForwardScope(placement=Placement(places=places, slopes=slopes), documents=documents)
 
 
-def _mix(
-    recipe: Recipe, backend: Any, scope: ForwardScope, context: AbstractContextManager[Any]
-) -> Found:
-    """Take one pass of the core, or say why there is none."""
+def _mix(recipe: Recipe, core: AttentionCore, scope: ForwardScope) -> Found:
+    """Take passes of the core, or say why there is none."""
     shape, device = recipe.shape.attention, scope.placement.places.device
     rows, length = recipe.parallelism.microbatch_sequences, recipe.budget.sequence_length
-    core = AttentionCore(dropout=0.0, backend=backend)
     heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     given = [
         torch.randn(rows, count, length, shape.head_dim, device=device, dtype=_dtype(device))
@@ -78,11 +65,8 @@ def _mix(
     ]
     call = partial(_passes, lambda *each: core(*each, scope, first_head=0), given)
     try:
-        with context:
-            seconds = median_seconds(call, device)
-    except RuntimeError as error:  # no such kernel here, or not enough memory
-        return {"refused": str(error).splitlines()[0]}
-    except ValueError as error:  # flex in training on a CPU
+        seconds = median_seconds(call, device)
+    except (RuntimeError, RecipeError) as error:  # no such kernel here, or too little memory
         return {"refused": str(error).splitlines()[0]}
     # Two products forward and five backward, half of each matrix (arXiv 2307.08691, section 3).
     flops = 7 * rows * shape.num_heads * length**2 * shape.head_dim

@@ -178,6 +178,7 @@ def _job(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> Tra
         recompute="none",
         dropout=False,
         fused_attention=True,
+        attention_passes=1,
     )
 
 

@@ -215,6 +215,7 @@ def _job(
         recompute="none" if fused else "full",
         dropout=False,
         fused_attention=fused,
+        attention_passes=1,
     )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, circumstances
+from components.attention_backends import BACKENDS
 from components.engine.parallelize import draw_weights
 from components.model.attention import Attention
 from components.model.compiling import compile_layers
@@ -81,7 +82,7 @@ def our_model() -> Decoder:
             qk_norm=None,
             layer_scaling=False,
             dropout=0.0,
-            backend="auto",
+            backends=BACKENDS,
         ),
         mlp=partial(MLP, ffn_dim=FFN_DIM, activation="silu", gated=True, bias=False),
         norm=partial(Norm, eps=EPS, center=False, weight=True, bias=False),

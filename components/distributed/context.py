@@ -11,14 +11,13 @@ from typing import Self, cast
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.attention.bias import causal_lower_right
 from typing_extensions import override
 
 from components.distributed.collectives import gather_rows
+from components.model import attention_kernels
 from components.model.attention import AttentionCore, ForwardScope, QueryBlock
 from components.model.decoder import Decoder, Layer
 
@@ -71,15 +70,17 @@ class SequencePart:
 
 
 class ContextCore(AttentionCore):
-    """Attend from this rank's queries to the keys of all ranks, each chunk up to its own end.
+    """Attend from this rank's queries to the keys of all ranks.
 
-    That cut balances the work: chunk i of 2 C computes on i + 1 chunks of keys, the two of a
-    rank on 2 C + 1. Positions with slopes and documents need a dense mask of the same pairs.
+    ``flex_attention`` takes all of them at once, and leaves out the blocks that no query sees.
+    Other kernels take one chunk of queries after the other, each up to its own end: chunk i of
+    2 C computes on i + 1 chunks of keys, the two of a rank on 2 C + 1. Either way the work is
+    balanced. On a CPU slopes and documents need a dense mask of the same pairs.
     """
 
     def __init__(self, core: AttentionCore, mesh: DeviceMesh) -> None:
-        super().__init__(dropout=core.dropout, backend=core.backend)
-        assert core.backend != "flex", "the recipe's rules refuse it"
+        super().__init__(dropout=core.dropout, backends=core.backends)
+        self.ranks = mesh.size()
         self._part = SequencePart.here(mesh)
         self._group = mesh.get_group()
 
@@ -89,22 +90,22 @@ class ContextCore(AttentionCore):
     ) -> Tensor:
         keys, values = gather_sequence(torch.stack((key, value)), self._group).unbind()
         heads = (first_head, first_head + query.shape[1])
+        kernels = self._kernels_for(query, keys, scope)
+        if kernels[:1] == ("flex",):
+            return self._flex(query, keys, values, scope, heads)
         chunk = query.shape[2] // 2
         mixed = []
         for first, index in zip((0, chunk), self._part.chunks, strict=True):
             seen = (index + 1) * chunk
-            # The last query is at the last key's place.
-            mask: Tensor = causal_lower_right(chunk, seen)
-            if not scope.is_plain:
-                block = QueryBlock(queries=range(first, first + chunk), keys=seen)
-                mask = scope.dense(heads, query.dtype, block)
-            chunk_mixed = F.scaled_dot_product_attention(
+            block = QueryBlock(queries=range(first, first + chunk), keys=seen)
+            mask = None if scope.is_plain else scope.dense(heads, query.dtype, block)
+            chunk_mixed = attention_kernels.scaled_dot_product(
                 query[:, :, first : first + chunk],
                 keys[:, :, :seen],
                 values[:, :, :seen],
-                attn_mask=mask,
-                dropout_p=self.dropout if self.training else 0.0,
-                enable_gqa=True,
+                kernels=kernels,
+                mask=mask,
+                dropout=self._dropped,
             )
             mixed.append(chunk_mixed)
         return torch.cat(mixed, dim=2)

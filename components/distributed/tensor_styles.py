@@ -231,9 +231,13 @@ class SplitCore(AttentionCore):
     """Drop attention weights from a stream of this rank's own: its heads are no other's."""
 
     def __init__(self, core: AttentionCore, mesh: DeviceMesh, *, layer: int) -> None:
-        super().__init__(dropout=core.dropout, backend=core.backend)
+        super().__init__(dropout=core.dropout, backends=core.backends)
         self.core = core
         self._place = mesh.get_local_rank(), layer
+
+    @override
+    def prepare(self, hidden: Tensor, scope: ForwardScope, *, head_dim: int) -> None:
+        self.core.prepare(hidden, scope, head_dim=head_dim)
 
     @override
     def forward(

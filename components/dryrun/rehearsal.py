@@ -67,7 +67,7 @@ def rehearse(recipe: Recipe, rank: int) -> StepRehearsal:
         modes.enter_context(fake)
         modes.enter_context(world.even_load())
         if on_device != "cpu":
-            modes.enter_context(world.device_kernels())
+            modes.enter_context(world.device_kernels(on_device))
         modes.enter_context(world.Answers())
         return _observe(module, modes, count)
 

@@ -175,7 +175,7 @@ def step_flops(job: TrainingJob, rank: int) -> float:
     products = sum(product.flops for product in layer_products(job))
     attention = job.shape.attention
     width = attention.num_heads * attention.head_dim / layout.tensor
-    core = 4.0 * width * job.sequence_length * job.microbatch_tokens
+    core = 4.0 * width * job.sequence_length * job.microbatch_tokens * job.attention_passes
     layers = _layers(job, rank) * ((3 + again[0]) * products + (3 + again[1]) * core)
     head = layout.head_stage % layout.pipeline == rank
     return job.microbatches * (layers + 3 * head * head_product(job).flops)

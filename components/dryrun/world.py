@@ -3,8 +3,8 @@
 Fake tensors are those of a CPU, whose kernels keep more than a GPU's. So a stand-in, which
 computes nothing, makes and saves the tensors that the device's kernel would.
 
-    attention without a mask    flash attention (also for ``flex_attention``)
-    attention with a mask       torch's memory-efficient kernel, which reads the mask
+    attention                   the kernel that the recipe's order comes to; flex and cuDNN keep
+                                what flash attention does, ``math`` is torch's formula
     RMSNorm                     the fused kernel: saves its input and a number a vector
     dropout                     the fused kernel: saves a byte a number
     experts                     grouped products where the layer takes them, else one by one
@@ -21,17 +21,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
-from torch.nn.attention.bias import CausalBias
 from typing_extensions import override
 
+from components.attention_backends import Backend
 from components.config.schema.recipe import Recipe
 from components.distributed.devices import device_type
 from components.distributed.mesh import build_mesh
 from components.distributed.pipeline import Microbatches
 from components.dryrun.ledgers import OperatorWatch
 from components.engine.parallelize import RankModel, parallelize_model
-from components.model import expert_products, loss, products
-from components.model.attention import AttentionCore, ForwardScope
+from components.model import attention, attention_kernels, expert_products, loss, products
 from components.model.moe import Mixture
 from components.torch_internals import operators
 from components.train.batches import StepBatches
@@ -123,13 +122,15 @@ class FakeRank(Pretraining):
 
 
 @contextmanager
-def device_kernels() -> Iterator[None]:
-    """Take a GPU's kernels where a CPU would take its own, and blocks of its size.
+def device_kernels(kind: str) -> Iterator[None]:
+    """Take the kernels of a kind of GPU where a CPU would take its own, and blocks of its size.
 
     By name, as torch's mode for functions is off while a backward pass recomputes a layer.
     """
     with (
-        patch.object(F, "scaled_dot_product_attention", _attend),
+        patch.object(attention, "device_kind", lambda tensor: kind),
+        patch.object(attention_kernels, "scaled_dot_product", _attend),
+        patch.object(attention_kernels, "flex", _flex),
         patch.object(F, "rms_norm", _normalize),
         patch.object(F, "dropout", _drop),
         patch.object(loss, "BLOCKS", {}),
@@ -148,22 +149,33 @@ def _attend(
     key: Tensor,
     value: Tensor,
     *,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    enable_gqa: bool = False,
+    kernels: Sequence[Backend],
+    mask: Tensor | None,
+    dropout: float,
 ) -> Tensor:
-    """Attend in the kernel that the mask allows, as torch chooses on CUDA.
-
-    A causal mask of the lower right is no tensor that a kernel reads, but a setting.
-    """
-    if attn_mask is None or isinstance(attn_mask, CausalBias):
-        return cast("Tensor", operators.FLASH_ATTENTION(query, key, value, dropout_p, True)[0])
-    batch, heads, length, _ = query.shape
-    mask = attn_mask.expand(batch, heads, length, key.shape[2])
-    saves = query.requires_grad
-    found = operators.EFFICIENT_ATTENTION(query, key, value, mask, saves, dropout_p, is_causal)
+    """Attend in the first of the kernels."""
+    assert mask is None, "a GPU's kernels get no dense mask"
+    if kernels[0] == "math":
+        found = operators.MATH_ATTENTION(
+            query, key, value, None, dropout, True, enable_gqa=True
+        )
+    elif kernels[0] == "efficient":
+        saves = query.requires_grad
+        found = operators.EFFICIENT_ATTENTION(query, key, value, None, saves, dropout, True)
+    else:
+        found = operators.FLASH_ATTENTION(query, key, value, dropout, True)
     return cast("Tensor", found[0])
+
+
+def _flex(
+    query: Tensor, key: Tensor, value: Tensor, *, change: object, blocks: object, dropout: float
+) -> Tensor:
+    """Keep what ``flex_attention`` does; with dropout two passes, and what is made of them."""
+    mixed: Tensor = operators.FLASH_ATTENTION(query, key, value, 0.0, True)[0]
+    if dropout == 0:
+        return mixed
+    again: Tensor = operators.FLASH_ATTENTION(query, key, value, 0.0, True)[0]
+    return mixed * again[..., :1]
 
 
 class _FusedNorm(torch.autograd.Function):
@@ -195,16 +207,6 @@ def _drop(
     return cast("Tensor", torch.ops.aten.native_dropout(hidden, p, True)[0])
 
 
-class _FlexCore(AttentionCore):
-    """Stand for ``flex_attention``, which needs no mask and keeps what flash attention does."""
-
-    @override
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, scope: ForwardScope, *, first_head: int
-    ) -> Tensor:
-        return _attend(query, key, value, is_causal=True)
-
-
 class _MixtureOnDevice(Mixture):
     """Choose as on a device that has grouped products."""
 
@@ -217,11 +219,5 @@ def replace_parts(model: nn.Module, device: str) -> None:
     """Put in what ``device`` would choose by its nature and a fake tensor cannot."""
     for parent in list(model.modules()):
         for name, part in list(parent.named_children()):
-            if type(part) is AttentionCore and (
-                (part.backend == "auto" and device == "cuda" and part.dropout == 0)
-                or (part.backend == "flex" and device != "cpu")  # where it has no backward pass
-            ):
-                core = _FlexCore(dropout=part.dropout, backend=part.backend)
-                setattr(parent, name, core.train(part.training))
             if type(part) is Mixture and expert_products.has_grouped_kernel(device):
                 setattr(parent, name, _MixtureOnDevice(path=part.path).train(part.training))

@@ -21,6 +21,7 @@ from components.distributed.mesh import Mesh
 from components.distributed.pipeline import Passed
 from components.distributed.tensor_styles import stream_seed
 from components.model.decoder import Decoder
+from components.model.masks import CausalMask
 
 
 class OwnTime:
@@ -69,6 +70,8 @@ class StageCompute:
         self.own_time = OwnTime(device)
         self._figures: list[Tensor] = []  # of each microbatch: loss, auxiliary loss, load
         self._outputs: list[Tensor] = []  # the sum of each hidden state sent on
+        # By microbatch: its rows, their mask, and how many stages have had it.
+        self._masks: dict[int, tuple[Tensor, CausalMask, int]] = {}
 
     def begin(self, step: int, microbatches: int) -> None:
         """Forget the figures of the step before; each data rank has so many microbatches."""
@@ -76,6 +79,7 @@ class StageCompute:
         self._first = self._mesh.data_rank * microbatches
         self._figures.clear()
         self._outputs.clear()
+        self._masks.clear()
         self.own_time.take()  # of evaluations since the last step
 
     def take(self, number: int) -> None:
@@ -90,12 +94,12 @@ class StageCompute:
         Routers' sums travel beside hidden states.
         """
         is_last, part = decoder.final_norm is not None, self._part
-        masked = self._recipe.data.document_mask
         self.take(number)
         with self.own_time.measured(), autocast_to(self._dtype, self._device):
+            given = inputs[0] if inputs[0].is_floating_point() else part.take(inputs[0])
             result: Tensor = decoder(
-                inputs[0] if inputs[0].is_floating_point() else part.take(inputs[0]),
-                documents=number_documents(rows[:, :-1], self._eod_id) if masked else None,
+                given,
+                mask=self._mask(decoder, given, rows, number),
                 targets=part.take(rows[:, 1:]) if is_last else None,
             )
             if not decoder.training:
@@ -108,6 +112,18 @@ class StageCompute:
             figures = figures_of(decoder, tally, result)
         self._figures.append(figures.detach())
         return (figures[:2].sum(),)
+
+    def _mask(self, decoder: Decoder, inputs: Tensor, rows: Tensor, number: int) -> CausalMask:
+        """Make a microbatch's mask at this rank's first stage, for the others too."""
+        degrees = self._recipe.parallelism
+        made_of, mask, uses = self._masks.pop(number, (None, None, 0))
+        if mask is None or made_of is not rows:
+            masked, uses = self._recipe.data.document_mask, 0
+            documents = number_documents(rows[:, :-1], self._eod_id) if masked else None
+            mask = decoder.mask(inputs, documents)
+        if degrees.pipeline > 1 and uses + 1 < degrees.stages_per_rank:
+            self._masks[number] = rows, mask, uses + 1
+        return mask
 
     @property
     def losses(self) -> Tensor:

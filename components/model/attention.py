@@ -1,29 +1,35 @@
-"""Causal self-attention with grouped key-value heads, and what each token may attend to.
+"""Causal self-attention with grouped key-value heads, and what the layers of a pass share.
 
-Documents, where they are given, part a packed sequence, and the slopes of the positions lower
-the scores of distant keys. Two forms say the same: a dense tensor that is added to the scores,
-and the functions and block mask that ``flex_attention`` takes.
+The slopes of the positions lower the scores of distant keys; which keys a query sees at all is
+in `components.model.masks`. Two forms say both: a function and blocks for ``flex_attention``,
+and, on a CPU, a dense tensor that is added to the scores.
 """
 
 import math
-from collections.abc import Callable
-from functools import cache
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask
 
+from components.attention_backends import (
+    ACCELERATORS,
+    AttentionCase,
+    Backend,
+    check_order,
+    serving,
+)
 from components.errors import RecipeError
-from components.model.compiling import compile_for
+from components.model import attention_kernels
+from components.model.attention_kernels import ScoreChange
+from components.model.masks import CausalMask
 from components.model.positions import Placement
-from components.model.products import Linear, ResidualLinear
+from components.model.products import Linear, ResidualLinear, product_dtype
 from components.ranges import BelowOne
 
 Heads = tuple[int, int]  # first, and one after the last
-ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class QueryBlock(NamedTuple):
@@ -36,21 +42,25 @@ class QueryBlock(NamedTuple):
 class ForwardScope:
     """What the layers of one forward pass share, computed once; plain, like ``Placement``.
 
-    ``documents`` are those of the whole sequence, of which the tokens at hand may be a part.
+    ``documents`` are those of the whole sequence, of which the tokens at hand may be a part;
+    ``mask`` is what an earlier stage has made of them.
     """
 
     def __init__(
-        self, *, placement: Placement, documents: Int[Tensor, "batch whole"] | None
+        self,
+        *,
+        placement: Placement,
+        documents: Int[Tensor, "batch whole"] | None,
+        mask: CausalMask | None = None,
     ) -> None:
         self.placement = placement
-        self.documents = documents
+        self.mask = mask or CausalMask(places=placement.places, documents=documents)
         self._dense: dict[tuple[Heads, torch.dtype, QueryBlock | None], Tensor] = {}
-        self._blocks: BlockMask | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether attention is causal and nothing else, which every kernel knows how to do."""
-        return self.placement.slopes is None and self.documents is None
+        return self.placement.slopes is None and self.mask.starts is None
 
     def turn(self, heads: Tensor) -> Tensor:
         """Rotate queries or keys, (batch, seq, heads, head_dim), where the positions do."""
@@ -67,18 +77,15 @@ class ForwardScope:
         known = heads, dtype, block
         if known in self._dense:
             return self._dense[known]
-        queries = keys = self.placement.places
-        if block is not None:
-            queries = queries[block.queries.start : block.queries.stop]
-            keys = torch.arange(block.keys, device=queries.device)
-        behind = queries[:, None] - keys  # (query, key)
-        hidden = (behind < 0)[None, None]
-        if self.documents is not None:
-            theirs = self.documents[:, queries], self.documents[:, keys]
-            hidden = hidden | (theirs[0][:, None, :, None] != theirs[1][:, None, None, :])
-        change = torch.zeros((), device=queries.device)
+        places = self.placement.places
+        assert places.device.type not in ACCELERATORS, "length times length numbers"
+        whole = block or QueryBlock(queries=range(len(places)), keys=len(places))
+        queries = slice(whole.queries.start, whole.queries.stop)
+        change = torch.zeros((), device=places.device)
         if self.placement.slopes is not None:
+            behind = places[queries, None] - torch.arange(whole.keys, device=places.device)
             change = -self.placement.slopes[slice(*heads), None, None] * behind
+        hidden = ~self.mask.dense(queries, whole.keys)
         self._dense[known] = change.masked_fill(hidden, -math.inf).to(dtype)
         return self._dense[known]
 
@@ -91,26 +98,9 @@ class ForwardScope:
         def discounted(
             score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor
         ) -> Tensor:
-            return score - slopes[head] * (places[query] - places[key])
+            return score - slopes[head] * (places[query] - key)
 
         return discounted
-
-    def blocks(self) -> BlockMask:
-        """Return the blocks with a visible pair; the tokens at hand must be all there are."""
-        if self._blocks is None:
-            places, documents = self.placement.places, self.documents
-
-            def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-                causal = places[query] >= places[key]
-                if documents is None:
-                    return causal
-                return causal & (documents[batch, query] == documents[batch, key])
-
-            batch, length = None if documents is None else len(documents), len(places)
-            self._blocks = create_block_mask(
-                visible, batch, None, length, length, str(places.device)
-            )
-        return self._blocks
 
 
 class Attention(nn.Module):
@@ -139,7 +129,7 @@ class Attention(nn.Module):
         qk_norm: Callable[..., nn.Module] | None,
         layer_scaling: bool,
         dropout: BelowOne,
-        backend: Literal["auto", "sdpa", "flex"],
+        backends: Sequence[Backend],
     ) -> None:
         super().__init__()
         if num_heads % num_kv_heads:
@@ -157,7 +147,7 @@ class Attention(nn.Module):
         self.value = Linear(dim, key_dim, bias=bias)
         self.query_norm = None if qk_norm is None else qk_norm(dim=query_dim)
         self.key_norm = None if qk_norm is None else qk_norm(dim=key_dim)
-        self.core = AttentionCore(dropout=dropout, backend=backend)
+        self.core = AttentionCore(dropout=dropout, backends=backends)
         self.output = ResidualLinear(query_dim, dim, bias=bias)
 
     def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
@@ -173,30 +163,46 @@ class Attention(nn.Module):
         )
         return cast("Tensor", self.output(mixed.transpose(1, 2).flatten(-2)))
 
+    def prepare(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> None:
+        """Let the core make what all layers share."""
+        self.core.prepare(hidden, scope, head_dim=self.head_dim)
+
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(*projected.shape[:2], -1, self.head_dim)
+
+
+def device_kind(tensor: Tensor) -> str:
+    """Return the kind of device whose kernels attend; a dry run answers for its own."""
+    return tensor.device.type
 
 
 class AttentionCore(nn.Module):
     """Mix values by the softmax of scaled scores; no parameters, so it is easily replaced.
 
-    ``auto`` is torch's scaled dot product, except on CUDA where positions or documents shape
-    the scores and nothing is dropped: there ``flex_attention`` spares the dense mask.
+    The first of ``backends`` that serves is taken, `components.attention_backends` says which.
 
     Raises:
-        RecipeError: ``flex`` with dropout, or in training on a CPU.
+        RecipeError: an order that is none; when called, one that has no kernel for the mask.
     """
 
-    def __init__(self, *, dropout: BelowOne, backend: Literal["auto", "sdpa", "flex"]) -> None:
+    ranks = 1  # whose keys are gathered
+
+    def __init__(self, *, dropout: BelowOne, backends: Sequence[Backend]) -> None:
         super().__init__()
-        if backend == "flex" and dropout > 0:
-            raise RecipeError(
-                "model.attention.backend",
-                f"flex cannot drop attention weights, but model.attention.dropout = {dropout}",
-                "use auto or sdpa, or model.attention.dropout=0.0",
-            )
+        check_order(backends)
         self.dropout = dropout
-        self.backend = backend
+        self.backends = tuple(backends)
+
+    def prepare(
+        self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope, *, head_dim: int
+    ) -> None:
+        """Make what all layers share, before the first: within a graph each would make it."""
+        kind, dtype = device_kind(hidden), product_dtype(hidden)
+        if "flex" in self.backends and any(
+            self._kernels(kind, dtype, head_dim, grouped, scope)[:1] == ("flex",)
+            for grouped in (False, True)  # tensor ranks may have too few heads for groups
+        ):
+            self._blocks(scope)
 
     def forward(
         self,
@@ -208,52 +214,56 @@ class AttentionCore(nn.Module):
         first_head: int,
     ) -> Float[Tensor, "batch heads seq head_dim"]:
         heads = (first_head, first_head + query.shape[1])
-        if self._uses_flex(query, scope):
-            attend = _attend
-            if query.device.type in {"cuda", "xpu"} and not torch.compiler.is_compiling():
-                attend = compiled_flex(trains=torch.is_grad_enabled())
-            return attend(query, key, value, scope.score_change(heads), scope.blocks())
-        return F.scaled_dot_product_attention(
+        kernels = self._kernels_for(query, key, scope)
+        if kernels[:1] == ("flex",):
+            return self._flex(query, key, value, scope, heads)
+        return attention_kernels.scaled_dot_product(
             query,
             key,
             value,
-            attn_mask=None if scope.is_plain else scope.dense(heads, query.dtype),
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=scope.is_plain,
-            enable_gqa=True,
+            kernels=kernels,
+            mask=None if scope.is_plain else scope.dense(heads, query.dtype),
+            dropout=self._dropped,
         )
 
-    def _uses_flex(self, query: Tensor, scope: ForwardScope) -> bool:
-        if self.backend == "flex" and query.device.type == "cpu" and query.requires_grad:
-            problem = "flex has no backward pass on a CPU"
-            raise RecipeError("model.attention.backend", problem, "use auto or sdpa")
-        if self.backend != "auto":
-            return self.backend == "flex"
-        # A fake CUDA tensor may live on a machine without CUDA, where nothing compiles.
-        on_cuda = query.is_cuda and torch.cuda.is_available()
-        return on_cuda and not scope.is_plain and self.dropout == 0
+    def _flex(
+        self, query: Tensor, key: Tensor, value: Tensor, scope: ForwardScope, heads: Heads
+    ) -> Tensor:
+        return attention_kernels.flex(
+            query,
+            key,
+            value,
+            change=scope.score_change(heads),
+            blocks=self._blocks(scope),
+            dropout=self._dropped,
+        )
 
+    @property
+    def _dropped(self) -> float:
+        return self.dropout if self.training else 0.0
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, change: Any, blocks: Any) -> Tensor:
-    attend = cast("Callable[..., Tensor]", flex_attention)
-    return attend(query, key, value, score_mod=change, block_mask=blocks, enable_gqa=True)
+    def _blocks(self, scope: ForwardScope) -> BlockMask:
+        return scope.mask.blocks(len(scope.placement.places) * self.ranks)
 
+    def _kernels_for(
+        self, query: Tensor, key: Tensor, scope: ForwardScope
+    ) -> tuple[Backend, ...]:
+        grouped, width = query.shape[1] != key.shape[1], query.shape[-1]
+        return self._kernels(device_kind(query), product_dtype(query), width, grouped, scope)
 
-def _attend_to_any(*given: Any) -> Tensor:  # torch counts the graphs of a function by its code
-    return _attend(*given)
-
-
-@cache
-def compiled_flex(*, trains: bool) -> Callable[..., Tensor]:
-    """Compile `flex_attention`; uncompiled it makes the whole matrix of scores.
-
-    Training has batches of one shape, and one graph. Held-out windows are of any length: at
-    most four graphs serve all of them (one row or more, one block of the mask or more), and
-    none is training's.
-    """
-    return compile_for(
-        "model.attention.backend",
-        _attend if trains else _attend_to_any,
-        dynamic=not trains,
-        remedy="use sdpa, and tell us the recipe",
-    )
+    def _kernels(
+        self, kind: str, dtype: torch.dtype, head_dim: int, grouped: bool, scope: ForwardScope
+    ) -> tuple[Backend, ...]:
+        mask: Literal["causal", "offset", "structured"] = "structured"
+        if scope.is_plain:
+            mask = "causal" if self.ranks == 1 else "offset"
+        case = AttentionCase(
+            device=kind,
+            dtype=str(dtype).removeprefix("torch."),
+            head_dim=head_dim,
+            grouped=grouped,
+            dropout=self._dropped > 0,
+            mask=mask,
+        )
+        lacking = attention_kernels.lacking(kind)
+        return serving([name for name in self.backends if name not in lacking], case)

@@ -5,7 +5,8 @@ where a pipeline stage holds only some of the layers; what a Hugging Face Llama 
 `components/convert/llama.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import cast
 
 import torch
@@ -16,6 +17,7 @@ from components.errors import RecipeError
 from components.model.attention import Attention, ForwardScope
 from components.model.initialization import Normal
 from components.model.loss import Head, Readout
+from components.model.masks import CausalMask
 from components.model.positions import Placement, Positions
 from components.model.products import product_dtype
 from components.ranges import BelowOne
@@ -59,7 +61,8 @@ class Decoder(nn.Module):
     stage keeps the embedding, whose rows are its head.
 
     ``documents``, where given, number the document of each token of the whole sequence; a token
-    then attends to its own document only. ``places`` says where in it the tokens at hand stand.
+    then attends to its own document only. ``mask``, where given, is that of an earlier stage.
+    ``places`` says where in the sequence the tokens at hand stand.
     ``init_from`` names the folder of weights that a run begins with, or is ``none``.
 
     Raises:
@@ -121,6 +124,7 @@ class Decoder(nn.Module):
         inputs: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq dim"],
         *,
         documents: Int[Tensor, "batch whole"] | None = None,
+        mask: CausalMask | None = None,
         targets: Int[Tensor, "batch seq"] | None = None,
     ) -> Tensor:
         """Return logits, (batch, seq, padded_vocab); of ``targets`` the loss, in nats a token.
@@ -128,13 +132,14 @@ class Decoder(nn.Module):
         ``inputs`` are tokens, or hidden states from the stage before. Where the final norm is
         absent, the result are hidden states for the stage after, (batch, seq, dim).
         """
-        # Hidden states may travel in equal slices of the tokens; these are always all at hand.
-        slices = self.sequence_slices if inputs.is_floating_point() else 1
-        places = self.places(inputs.shape[1] * slices, inputs.device)
+        places = self._places(inputs)
         placement = self.positions(places) if self.positions else Placement(places=places)
         hidden = inputs if inputs.is_floating_point() else self._embed(inputs, placement)
-        scope = ForwardScope(placement=placement, documents=documents)
-        for layer in self.layers.values():
+        scope = ForwardScope(placement=placement, documents=documents, mask=mask)
+        layers = cast("Iterable[Layer]", self.layers.values())
+        for layer in islice(layers, 1):
+            layer.attention.prepare(hidden, scope)
+        for layer in layers:
             hidden = layer(hidden, scope)
         if self.final_norm is None:
             return hidden
@@ -143,6 +148,19 @@ class Decoder(nn.Module):
             return cast("Tensor", self.head(hidden, targets))
         assert self.embedding is not None, "a tied last stage needs the embedding's rows"
         return cast("Tensor", self.readout(hidden, self.embedding.weight, targets))
+
+    def mask(
+        self,
+        inputs: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq dim"],
+        documents: Int[Tensor, "batch whole"] | None,
+    ) -> CausalMask:
+        """Make the mask of a microbatch, to be given to all stages of a rank."""
+        return CausalMask(places=self._places(inputs), documents=documents)
+
+    def _places(self, inputs: Tensor) -> Int[Tensor, " seq"]:
+        # Hidden states may travel in equal slices of the tokens; these are always all at hand.
+        slices = self.sequence_slices if inputs.is_floating_point() else 1
+        return self.places(inputs.shape[1] * slices, inputs.device)
 
     def loss(
         self,

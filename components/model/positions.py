@@ -100,8 +100,11 @@ class Alibi(Positions):
     """
 
     def forward(self, places: Int[Tensor, " seq"]) -> Placement:
-        slopes = torch.tensor(alibi_slopes(self.num_heads), device=places.device)
-        return Placement(places=places, slopes=slopes)
+        return Placement(places=places, slopes=self.slopes(places.device))
+
+    def slopes(self, device: torch.device) -> Float[Tensor, " heads"]:
+        """Return what a score falls by for each place; the rules know such classes by it."""
+        return torch.tensor(alibi_slopes(self.num_heads), device=device)
 
 
 class Learned(Positions):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from components.config.layout import AXES
+from components.config.rules.attention import attention_backends, attention_passes
 from components.config.rules.engine import FLOAT8
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
@@ -82,6 +83,7 @@ class TrainingJob:
     recompute: Recompute
     dropout: bool
     fused_attention: bool
+    attention_passes: int
 
     @property
     def tokens_per_step(self) -> int:
@@ -129,7 +131,8 @@ def job_of(recipe: Recipe) -> TrainingJob:
         reduce_bytes=BYTES[precision.reduce],
         recompute=parallelism.recompute,
         dropout=bool(recipe.model.get("dropout")),
-        fused_attention=True,
+        fused_attention=attention_backends(recipe)[:1] != ("math",),
+        attention_passes=attention_passes(recipe),
     )
 
 

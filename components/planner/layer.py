@@ -55,6 +55,8 @@ def _attention(job: TrainingJob) -> tuple[float, float]:
     cut = 2.0 * (2 * queries + 2 * keys)
     if job.shape.positions.base is not None:
         cut += 2.0 * (queries + keys)
+    # Each pass keeps its result, and what is made of them is one more.
+    cut += 2.0 * 2 * (job.attention_passes - 1) * queries
     if not job.fused_attention:
         cut += 5.0 * attention.num_heads * job.sequence_length
     return (3.0 if job.dropout else 2.0) * dim, cut
@@ -151,6 +153,7 @@ def _attention_seconds(
     """
     attention, tensor = job.shape.attention, job.layout.tensor
     pairs = job.microbatch_tokens * job.sequence_length * attention.num_heads / tensor
+    pairs *= job.attention_passes
     if job.fused_attention:
         return 2.0 * pairs * attention.head_dim / (reached * speed.attention_fraction)
     products = 4.0 * pairs * attention.head_dim / (reached * speed.product_fraction)

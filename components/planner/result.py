@@ -223,10 +223,11 @@ def planned_time(plan: Plan) -> PlannedTime | None:
 def _hardware_flops(job: TrainingJob, full: float) -> float:
     """Add the forward pass of what is recomputed; attention counts in full."""
     products, attention = again_fraction(job)
+    passes = job.attention_passes
     forward = sum(product.flops for product in layer_products(job)) * job.layout.tensor
     width = job.shape.attention.num_heads * job.shape.attention.head_dim
     again = products * forward / job.microbatch_tokens
-    again += attention * 4 * width * job.sequence_length
+    again += (passes * attention + 3 * (passes - 1)) * 4 * width * job.sequence_length
     return full + job.shape.num_layers * again
 
 

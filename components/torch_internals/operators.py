@@ -29,7 +29,9 @@ GROUPED_PRODUCT: Any = _aten._grouped_mm
 FLASH_ATTENTION: Any = _aten._scaled_dot_product_flash_attention
 """Attention on CUDA without a mask, as `scaled_dot_product_attention` chooses it."""
 EFFICIENT_ATTENTION: Any = _aten._scaled_dot_product_efficient_attention
-"""Attention on CUDA with a mask that is a tensor."""
+"""Attention on CUDA in any precision."""
+MATH_ATTENTION: Any = _aten._scaled_dot_product_attention_math
+"""Attention by its formula, with the whole matrix of scores."""
 CPU_ATTENTION: Any = _aten._scaled_dot_product_flash_attention_for_cpu
 """Attention on a CPU; torch has no formula for its FLOPs."""
 CPU_ATTENTION_BACKWARD: Any = _aten._scaled_dot_product_flash_attention_for_cpu_backward

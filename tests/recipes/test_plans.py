@@ -117,7 +117,7 @@ def test_a_machine_that_nobody_measured_has_no_plan() -> None:
 
 
 def test_recomputation_counts_in_hfu_alone() -> None:
-    again = plan_tree(at_home("gpt175b"))["time"]
+    again = plan_tree(at_home("gpt175b", "model.attention.dropout=0.0"))["time"]
     assert again["hfu"] == pytest.approx(again["mfu_full"] * 4 / 3, rel=0.02)
     once = plan_tree(at_home("playbook1b"))["time"]
     assert once["hfu"] == once["mfu_full"] > once["mfu_causal"]

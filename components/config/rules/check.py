@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from components.attention_backends import check_order
 from components.config.batch_ramp import check_microbatches, nearest_multiples
 from components.config.rules import engine
 from components.config.rules.layout import check_degrees
@@ -124,17 +125,13 @@ def check_model(model: Mapping[str, Any]) -> None:
             remedy = f"set model.{path}.bias=false, or model.{path}.center=true for LayerNorm"
             raise RecipeError(f"model.{path}.bias", problem, remedy)
     attention = _at(model, "attention")
-    width, dropped = attention.get("head_dim", 0), attention.get("dropout", 0.0)
+    width = attention.get("head_dim", 0)
     if _at(model, "positions").get("base") is not None and width % 2:
         problem = f"{width} is odd, but rotary positions turn channels in pairs"
         remedy = f"use {width - 1} or {width + 1}"
         raise RecipeError("model.attention.head_dim", problem, remedy)
-    if attention.get("backend") == "flex" and dropped > 0:
-        problem = (
-            f"flex cannot drop attention weights, but model.attention.dropout is {dropped}"
-        )
-        remedy = "use auto or sdpa, or model.attention.dropout=0.0"
-        raise RecipeError("model.attention.backend", problem, remedy)
+    if "backends" in attention:
+        check_order(attention["backends"])
     row, rows = _at(model, "initialization").get("padding_row"), model["padded_vocab_size"]
     if row is not None and not 0 <= row < rows:
         problem = f"there is no row {row} among {rows:,}"

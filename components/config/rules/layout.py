@@ -6,6 +6,7 @@ What a full-size job would refuse after minutes in the queue is refused here, fr
 from math import lcm, prod
 from typing import TYPE_CHECKING
 
+from components.config.rules.attention import attention_backends
 from components.config.rules.engine import check_engine, check_float8_layout
 from components.config.schema.sections import Parallelism
 from components.config.shape import ModelShape, divisors
@@ -23,6 +24,7 @@ def check_degrees(recipe: "Recipe") -> None:
     _check_shards(recipe.parallelism)
     _check_tensor(recipe)
     _check_context(recipe)
+    attention_backends(recipe)
     _check_experts(recipe)
     check_schedule(recipe.parallelism)
     _check_zero_bubble(recipe)
@@ -126,10 +128,6 @@ def _check_context(recipe: "Recipe") -> None:
         problem = f"budget.sequence_length {length:,} does not divide by {divisor}: {chunks}"
         nearest = f"{f'{below:,} and ' if below else ''}{below + divisor:,}"
         raise RecipeError("parallelism.context", problem, f"the nearest that do: {nearest}")
-    if recipe.model["attention"]["backend"] == "flex":
-        problem = f"{degrees.context} ranks gather keys, which flex does not know the order of"
-        remedy = "set model.attention.backend=auto, or parallelism.context=1"
-        raise RecipeError("parallelism.context", problem, remedy)
     places = recipe.shape.positions.num_positions
     if places is not None and places < length:
         problem = f"{places:,} learned positions for {length:,} tokens"

@@ -59,7 +59,7 @@ class Recipe(types.Section):
         Node,
         KeyGroup.MATHEMATICS,
         # Kernels for the same products; the last bits differ.
-        types.OtherGroup(KeyGroup.LAYOUT, ("attention.backend.", "mlp.path.")),
+        types.OtherGroup(KeyGroup.LAYOUT, ("attention.backends.", "mlp.path.")),
     ]
     tokenizer: Annotated[Node, KeyGroup.MATHEMATICS]
     data: DataSection

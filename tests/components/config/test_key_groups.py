@@ -76,7 +76,7 @@ def test_open_sections_compute_but_for_their_kernels() -> None:
         for key in split(tree)[KeyGroup.LAYOUT]
         if key.partition(".")[0] in OPEN
     }
-    assert layout == {"model.attention.backend", "model.mlp.path"}
+    assert layout == {"model.attention.backends", "model.mlp.path"}
 
 
 EXPERTS = "mula20b_a2b"

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from components.attention_backends import BACKENDS
 from components.distributed.context import (
     ContextCore,
     SequencePart,
@@ -30,6 +32,7 @@ from tests.components.distributed.tensor_cases import (
     worst,
 )
 from tests.components.model.comparison import gradient_of
+from tests.components.model.flex_on_cpu import flex_on_cpu
 
 CORE_LENGTH = 32
 HEAD_DIM = 6
@@ -42,6 +45,7 @@ class Core(NamedTuple):
     num_kv_heads: int = 4
     slopes: bool = False
     documents: bool = False
+    flex: bool = False
 
 
 @cache
@@ -81,15 +85,19 @@ def seeds() -> tuple[int, int]:
 def core_differences(core: Core) -> list[float]:
     """Compare what comes out, and the gradients of queries, keys and values."""
     *inputs, upstream = _drawn(core)
-    part, plain = SequencePart.here(context_mesh()), AttentionCore(dropout=0.0, backend="auto")
+    part, plain = (
+        SequencePart.here(context_mesh()),
+        AttentionCore(dropout=0.0, backends=BACKENDS),
+    )
     places = part.places(CORE_LENGTH // part.ranks, torch.device("cpu"))
     mine = [tensor[:, :, places] for tensor in (*inputs, upstream)]
     expected = _mixed_and_gradients(
         plain, inputs, upstream, _scope(core, torch.arange(CORE_LENGTH))
     )
-    found = _mixed_and_gradients(
-        ContextCore(plain, context_mesh()), mine[:3], mine[3], _scope(core, places)
-    )
+    with flex_on_cpu() if core.flex else nullcontext():
+        found = _mixed_and_gradients(
+            ContextCore(plain, context_mesh()), mine[:3], mine[3], _scope(core, places)
+        )
     return [
         relative(one, other[:, :, places]) for one, other in zip(found, expected, strict=True)
     ]
@@ -126,7 +134,7 @@ def _mixed_and_gradients(
 
 def dropped_fractions() -> list[float]:
     """Return the fraction of equal weights that training drops, and that evaluation does."""
-    core = ContextCore(AttentionCore(dropout=0.5, backend="auto"), context_mesh())
+    core = ContextCore(AttentionCore(dropout=0.5, backends=BACKENDS), context_mesh())
     part = SequencePart.here(context_mesh())
     places = part.places(CORE_LENGTH // part.ranks, torch.device("cpu"))
     scope = ForwardScope(placement=Placement(places=places), documents=None)

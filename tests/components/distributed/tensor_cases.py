@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from components.attention_backends import BACKENDS
 from components.distributed.tensor import split_tensors
 from components.model.attention import Attention
 from components.model.decoder import Decoder
@@ -72,7 +73,7 @@ def build(parts: Parts) -> Decoder:
             qk_norm=parts.qk_norm,
             layer_scaling=False,
             dropout=parts.attention_dropout,
-            backend="auto",
+            backends=BACKENDS,
         ),
         mlp=parts.mlp,
         norm=parts.norm,

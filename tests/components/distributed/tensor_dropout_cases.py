@@ -2,6 +2,7 @@
 
 import torch
 
+from components.attention_backends import BACKENDS
 from components.distributed.tensor_styles import SplitCore, stream_seed
 from components.model.attention import AttentionCore, ForwardScope
 from components.model.positions import Placement
@@ -18,7 +19,7 @@ LENGTH = 32
 
 def dropped_weights(seed: int, layer: int, training: bool) -> list[bool]:
     """List which of 32 x 32 equal weights are dropped: the values are the unit matrix."""
-    inner = AttentionCore(dropout=0.5, backend="auto")
+    inner = AttentionCore(dropout=0.5, backends=BACKENDS)
     core = SplitCore(inner, tensor_mesh(), layer=layer).train(training)
     scope = ForwardScope(placement=Placement(places=torch.arange(LENGTH)), documents=None)
     zeros, unit = torch.zeros(1, 1, LENGTH, 4), torch.eye(LENGTH)[None, None]

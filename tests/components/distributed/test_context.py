@@ -93,13 +93,14 @@ def test_figures_are_averaged_over_the_parts(four_ranks: Ranks) -> None:
     assert four_ranks(mean_of_ranks) == [1.5] * 4
 
 
+@pytest.mark.parametrize("flex", [False, True], ids=["dense", "flex"])
 @pytest.mark.parametrize("core", CORES)
 def test_a_rank_attends_to_the_keys_of_all_and_learns_from_all(
-    two_ranks: Ranks, four_ranks: Ranks, core: str
+    two_ranks: Ranks, four_ranks: Ranks, core: str, flex: bool
 ) -> None:
     """What comes out, and the gradients of queries, keys and values, are the plain core's."""
     for ranks in (two_ranks, four_ranks):
-        for differences in ranks(core_differences, CORES[core]):
+        for differences in ranks(core_differences, CORES[core]._replace(flex=flex)):
             assert max(differences) < LOSS_TOLERANCE
 
 

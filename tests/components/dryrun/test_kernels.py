@@ -1,5 +1,7 @@
 """What stands for a GPU's kernels."""
 
+import re
+from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
@@ -10,13 +12,15 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from components.attention_backends import Backend
 from components.dryrun.ledgers import FlopLedger
 from components.dryrun.world import device_kernels, even_load, replace_parts
 from components.model import expert_products, loss
-from components.model.attention import AttentionCore
+from components.model.attention import AttentionCore, ForwardScope
 from components.model.expert_products import Matrices, grouped_products, sorted_products
 from components.model.mlp import ACTIVATIONS
 from components.model.moe import Mixture
+from components.model.positions import Placement
 from components.model.products import add_product
 
 
@@ -44,7 +48,7 @@ class Seen(TorchDispatchMode):
 
 def test_a_fused_norm_keeps_its_input_and_a_number_a_vector() -> None:
     saved = Saved()
-    with FakeTensorMode(), device_kernels():
+    with FakeTensorMode(), device_kernels("cuda"):
         hidden, weight = torch.empty(3, 5, 64, requires_grad=True), torch.empty(64)
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda kept: kept):
             normed = F.rms_norm(hidden, (64,), weight, 1e-5)
@@ -56,44 +60,45 @@ def test_a_fused_norm_keeps_its_input_and_a_number_a_vector() -> None:
 
 def test_dropout_keeps_a_byte_a_number() -> None:
     saved = Saved()
-    with FakeTensorMode(), device_kernels():
+    with FakeTensorMode(), device_kernels("cuda"):
         hidden = torch.empty(3, 64, requires_grad=True)
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda kept: kept):
             nn.Dropout(0.1)(hidden)
     assert sum(saved.sizes.values()) == 3 * 64
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_attention_takes_the_kernel_that_its_mask_allows(masked: bool) -> None:
-    with FakeTensorMode(), device_kernels(), Seen() as seen:
-        heads = torch.empty(2, 4, 16, 8, requires_grad=True)
-        mask = torch.empty(1, 4, 16, 16) if masked else None
-        mixed = F.scaled_dot_product_attention(
-            heads, heads, heads, attn_mask=mask, dropout_p=0.1, is_causal=not masked
+@pytest.mark.parametrize(
+    ("device", "backends", "slopes", "taken"),
+    [
+        ("cuda", ["flash", "flex"], False, ["flash_attention"]),
+        ("cuda", ["flash", "flex"], True, ["flash_attention"] * 2),  # stands for flex's passes
+        ("xpu", ["flash", "flex"], False, ["flash_attention"] * 2),
+        ("cuda", ["math", "flash"], False, []),
+    ],
+)
+def test_attention_takes_the_kernel_that_the_order_comes_to(
+    device: str, backends: Sequence[Backend], slopes: bool, taken: list[str]
+) -> None:
+    core = AttentionCore(dropout=0.1, backends=backends)
+    with FakeTensorMode(), device_kernels(device), Seen() as seen:
+        heads = torch.empty(2, 4, 16, 8, dtype=torch.bfloat16, requires_grad=True)
+        keys = heads[:, :2]
+        placement = Placement(
+            places=torch.arange(16), slopes=torch.empty(4) if slopes else None
         )
-        mixed.sum().backward()
-    kind = "efficient" if masked else "flash"
-    assert f"aten._scaled_dot_product_{kind}_attention.default" in seen.names
-    assert f"aten._scaled_dot_product_{kind}_attention_backward.default" in seen.names
+        scope = ForwardScope(placement=placement, documents=None)
+        core(heads, keys, keys, scope, first_head=0).sum().backward()
+    backward = [f"{name}_backward" for name in taken]
+    names = [re.sub(r".*product_|\.default", "", name) for name in seen.names]
+    assert [name for name in names if "attention" in name] == taken + backward
+    assert any("softmax" in name for name in names) == (not taken)
 
 
 def test_functions_are_themselves_again_afterwards() -> None:
     before = F.rms_norm
-    with device_kernels():
+    with device_kernels("cuda"):
         assert F.rms_norm is not before
     assert F.rms_norm is before
-
-
-@pytest.mark.parametrize(
-    ("device", "dropout", "replaced"),
-    [("cuda", 0.0, True), ("cuda", 0.1, False), ("xpu", 0.0, False), ("cpu", 0.0, False)],
-)
-def test_flex_attention_is_stood_for_where_the_model_would_take_it(
-    device: str, dropout: float, replaced: bool
-) -> None:
-    parent = nn.ModuleDict({"core": AttentionCore(dropout=dropout, backend="auto")})
-    replace_parts(parent, device)
-    assert (type(parent["core"]) is not AttentionCore) == replaced
 
 
 def products_of_experts(mixture: Mixture, dtype: torch.dtype) -> set[str]:
@@ -144,7 +149,7 @@ def test_the_host_is_told_of_an_even_load_and_of_a_device_s_blocks() -> None:
     small, wide = torch.zeros(2_000, 8), torch.zeros(2**20, 8)
     assert len(list(loss.blocks(small, wide))) == 8
     counts = torch.tensor([3, 5])
-    with device_kernels(), even_load():
+    with device_kernels("cuda"), even_load():
         assert len(list(loss.blocks(small, wide))) == 2
         assert expert_products.on_host(counts, even=[4, 4]) == [4, 4]
     assert expert_products.on_host(counts, even=[4, 4]) == [3, 5]

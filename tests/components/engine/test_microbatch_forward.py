@@ -1,8 +1,11 @@
 """Documents of packed tokens, and the random streams that a microbatch's dropout draws from."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from command.arguments import read_point
@@ -11,6 +14,7 @@ from components.distributed.mesh import Mesh, build_mesh
 from components.distributed.tensor_styles import seed_layers
 from components.dryrun.world import fake_world
 from components.engine.microbatch_forward import StageCompute, number_documents
+from components.model.decoder import Decoder
 from components.train.trainer import degrees_of
 from tests.components.distributed.tensor_cases import Parts
 from tests.components.distributed.tensor_cases import build as build_decoder
@@ -96,3 +100,48 @@ def test_a_model_without_dropout_is_not_seeded_at_all() -> None:
         compute(decoder, (rows[:, :-1],), rows, 0)
     assert not asked
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Recording(Decoder):
+    """Stand for a stage, and keep the masks that it gets."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.final_norm = None
+        self.places = lambda length, device: torch.arange(length, device=device)
+        self.sequence_slices = 1
+        self.masks: list[Any] = []
+
+    def forward(self, inputs: Tensor, **given: Any) -> Tensor:
+        self.masks.append(given["mask"])
+        return torch.zeros(1)
+
+
+def test_the_stages_of_a_rank_share_the_mask_of_each_microbatch() -> None:
+    """Stages take turns; of a microbatch that all of them have had nothing is held."""
+    words = ["recipe=teuken7b", "scale=mini", "data.document_mask=true", "cluster.ranks=2"]
+    layout = ["pipeline=2", "schedule=interleaved", "stages_per_rank=2"]
+    recipe = compose_recipe(read_point([*words, *(f"parallelism.{one}" for one in layout)]))
+    degrees, batch = recipe.parallelism, torch.randint(3, (3, 1, 9))
+    first, second = Recording().eval(), Recording().eval()
+    with fake_world(0, 2):
+        mesh = build_mesh("cpu", degrees_of(degrees), degrees.rank_order, expert_aware=True)
+        compute = StageCompute(recipe=recipe, mesh=mesh, device=torch.device("cpu"), eod_id=0)
+        rows = list(batch)
+        turns = [(first, 0), (first, 1), (second, 0), (first, 2), (second, 1), (second, 2)]
+        for stage, number in turns:
+            compute(stage, (rows[number][:, :-1],), rows[number], number)
+        for once, again, tokens in zip(first.masks, second.masks, rows, strict=True):
+            assert once is again
+            numbers = number_documents(tokens[:, :-1], 0)
+            assert torch.equal(once.dense(slice(None), 8)[:, 0], seen_in(numbers))
+        assert compute._masks == {}
+        # A pass that ended early leaves a mask, which is no other rows'.
+        compute(first, (rows[0][:, :-1],), rows[0], 0)
+        compute(second, (rows[1][:, :-1],), rows[1], 0)
+    assert first.masks[-1] is not second.masks[-1]
+
+
+def seen_in(numbers: Tensor) -> Tensor:
+    same = numbers[:, :, None] == numbers[:, None]
+    return same & torch.ones(numbers.shape[1], numbers.shape[1]).tril().bool()

@@ -1,12 +1,12 @@
 """Small models of awkward shapes, built by keyword arguments as a recipe would."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
 
 import pytest
 from torch import nn
 
+from components.attention_backends import BACKENDS, Backend
 from components.model.attention import Attention
 from components.model.decoder import Decoder
 from components.model.initialization import Normal
@@ -32,7 +32,7 @@ def _small_decoder(
     bias: bool = False,
     qk_norm: Callable[..., nn.Module] | None = None,
     layer_scaling: bool = False,
-    backend: Literal["auto", "sdpa", "flex"] = "auto",
+    backends: Sequence[Backend] = BACKENDS,
     positions: Callable[..., Positions] = ROTARY,
     mlp: Callable[..., nn.Module] = SWIGLU,
     norm: Callable[..., nn.Module] = RMS_NORM,
@@ -58,7 +58,7 @@ def _small_decoder(
             qk_norm=qk_norm,
             layer_scaling=layer_scaling,
             dropout=attention_dropout,
-            backend=backend,
+            backends=backends,
         ),
         mlp=mlp,
         norm=norm,

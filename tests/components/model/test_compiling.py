@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from components.errors import RecipeError
-from components.model import attention
+from components.model import attention_kernels
 from components.model.attention import ForwardScope
 from components.model.compiling import checkpoint_activations, compile_layers
 from components.model.decoder import Decoder
@@ -19,6 +19,7 @@ from components.model.positions import Alibi, Placement
 from components.torch_internals.operators import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized
+from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.routing_terms import auxiliary_terms
 
 # Torch's compiler warns of its own imports and inner workings, and hides that from whoever has
@@ -140,7 +141,7 @@ def test_more_shapes_than_torch_compiles_end_with_the_way_out(small_decoder: Bui
 def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> None:
     # Inductor's kernel for a CPU does not build where shapes change; dynamo's graphs are those
     # of a GPU.
-    attend = torch.compile(attention._attend_to_any, dynamic=True, backend="aot_eager")
+    attend = torch.compile(attention_kernels.flex_of_any, dynamic=True, backend="aot_eager")
     graphs = 0
     for length in (64, 65, 100, 33, 129, 70, 256, 17, 300):
         for batch in (1, 2, 3):
@@ -148,13 +149,39 @@ def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> No
             documents = torch.randint(3, (batch, length)).sort(dim=1).values
             scope = ForwardScope(placement=places, documents=documents)
             heads = torch.randn(batch, 4, length, 16)
-            given = heads, heads, heads, scope.score_change((0, 4)), scope.blocks()
+            given = heads, heads, heads, scope.score_change((0, 4)), scope.mask.blocks(length)
             before = count_graphs()
             with torch.no_grad():
                 mixed = attend(*given)
                 graphs += count_graphs() - before
-                torch.testing.assert_close(mixed, attention._attend(*given))
+                torch.testing.assert_close(mixed, attention_kernels.flex_once(*given))
     assert 0 < graphs <= 4
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_layers_of_flex_attention_share_a_graph_for_all_microbatches(
+    small_decoder: Build, dropout: float
+) -> None:
+    """The mask of a microbatch is made before the first layer: no graph holds it."""
+    settings = {"positions": Alibi, "num_layers": 3, "attention_dropout": dropout}
+    plain = randomized(small_decoder(**settings))
+    model = copy.deepcopy(plain)
+    for layer in model.layers.values():
+        layer.forward = torch.compile(
+            layer.forward, dynamic=False, fullgraph=True, backend="aot_eager"
+        )
+    tokens, counts = torch.randint(61, (2, 40)), []
+    with flex_on_cpu(), torch.no_grad():
+        for seed in range(3):
+            documents = torch.randint(3, (2, 40)).sort(dim=1).values
+            found = []
+            for each in (plain, model):
+                before = count_graphs()
+                torch.manual_seed(seed)
+                found.append(each(tokens, documents=documents))
+                counts.append(count_graphs() - before)
+            torch.testing.assert_close(*found)
+    assert counts[1::2] == [1, 0, 0]
 
 
 def test_float64_is_refused_where_torch_cannot_compile_it(

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from components.dryrun.world import even_load
+from components.model import attention_kernels
 from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts
@@ -50,6 +51,12 @@ MODELS: dict[str, dict[str, Any]] = {
 def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take torch's formula: which kernel an Intel GPU has, only a build for it can say."""
 
+    def flex(query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
+        tensors = [*settings["blocks"].as_tuple()]
+        on = {one.device.type for one in tensors if isinstance(one, Tensor)}
+        assert on == {"xpu"}
+        return query * value.sum()
+
     def formula(query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
         mixed, _ = torch.ops.aten._scaled_dot_product_attention_math(
             query, key, value, **settings
@@ -58,6 +65,8 @@ def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         return mixed
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", formula)
+    # Flex is compiled for the device that is there; nothing but shapes and places are asked.
+    monkeypatch.setattr(attention_kernels, "flex", flex)
 
 
 @pytest.fixture

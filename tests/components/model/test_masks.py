@@ -1,17 +1,21 @@
-"""Documents, discounts and the two backends, each against attention computed another way."""
+"""Documents and discounts, in both forms, each against attention computed another way."""
 
 from collections.abc import Callable
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
-from components.errors import RecipeError
+from components.attention_backends import BACKENDS
 from components.model.attention import AttentionCore, ForwardScope
 from components.model.decoder import Decoder
+from components.model.masks import CausalMask
 from components.model.positions import Alibi, Learned, Placement, Positions, Rotary
 from tests.components.model.comparison import randomized, relative_difference
+from tests.components.model.flex_on_cpu import flex_on_cpu
 
 Build = Callable[..., Decoder]
 KINDS: dict[str, Callable[..., Positions]] = {
@@ -87,37 +91,45 @@ def test_the_dense_form_is_slope_times_distance_within_a_document() -> None:
                 assert dense[0, head, query, key].item() == expected
 
 
-NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-FLEX_DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])]
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # meant
-@pytest.mark.parametrize("device", FLEX_DEVICES)
 @pytest.mark.parametrize("with_documents", [True, False])
 @pytest.mark.parametrize("kind", ["rotary", "alibi"])
-def test_both_backends_compute_the_same(
-    small_decoder: Build, kind: str, with_documents: bool, device: str
+def test_a_decoder_of_flex_attention_computes_the_same(
+    small_decoder: Build, kind: str, with_documents: bool
 ) -> None:
-    tokens = torch.randint(61, (2, 20), device=device)
-    documents = packed([[5, 1, 14], [9, 10, 1]]).to(device) if with_documents else None
-    logits = []
-    for backend in ("sdpa", "flex"):
-        model = small_decoder(positions=KINDS[kind], backend=backend, head_dim=16)
-        model = randomized(model).to(device)
-        with torch.no_grad():
-            logits.append(model(tokens, documents=documents))
-    torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-5)
+    model = randomized(small_decoder(positions=KINDS[kind])).double()
+    tokens = torch.randint(61, (2, 20))
+    documents = packed([[5, 1, 14], [9, 10, 1]]) if with_documents else None
+    expected = model.loss(tokens, tokens, documents=documents)
+    wanted = torch.autograd.grad(expected, [*model.parameters()])
+    with flex_on_cpu():
+        loss = model.loss(tokens, tokens, documents=documents)
+        found = torch.autograd.grad(loss, [*model.parameters()])
+    torch.testing.assert_close([loss, *found], [expected, *wanted], rtol=1e-9, atol=1e-11)
 
 
-def test_rejects_training_with_flex_attention_on_a_cpu(small_decoder: Build) -> None:
-    model = randomized(small_decoder(backend="flex"))
-    with pytest.raises(RecipeError, match=r"model.attention.backend: flex .* on a CPU"):
-        model(torch.zeros(1, 5, dtype=torch.int64))
+@pytest.mark.parametrize("documents", [packed([[5, 15], [9, 11]]), None])
+def test_all_layers_and_stages_share_one_mask_and_its_blocks(
+    small_decoder: Build, documents: Tensor | None
+) -> None:
+    model, made = randomized(small_decoder(positions=Alibi, num_layers=3)), []
+    tokens = torch.randint(61, (2, 20))
+    mask = model.mask(tokens, documents)
+    find = CausalMask._find_blocks
+
+    def counted(self: CausalMask, keys: int) -> BlockMask:
+        made.append(self)
+        return find(self, keys)
+
+    with flex_on_cpu(), torch.no_grad(), patch.object(CausalMask, "_find_blocks", counted):
+        twice = [model(tokens, mask=mask) for _ in range(2)]
+    assert made == [mask]
+    assert torch.equal(*twice)
+    torch.testing.assert_close(twice[0], model(tokens, documents=documents))
 
 
 def test_some_of_the_heads_get_their_own_slopes() -> None:
     """What a rank of tensor parallelism does: heads 2 and 3 of 6, with their share of maps."""
-    core = AttentionCore(dropout=0.0, backend="sdpa")
+    core = AttentionCore(dropout=0.0, backends=BACKENDS)
     placement = Alibi(dim=48, num_heads=6, head_dim=10)(torch.arange(9))
     scope = ForwardScope(placement=placement, documents=None)
     heads = torch.randn(3, 1, 6, 9, 10)

@@ -8,6 +8,7 @@ import torch
 from transformers import OlmoConfig, OlmoeConfig, OlmoForCausalLM
 from transformers.models.olmoe.modeling_olmoe import OlmoeAttention, OlmoeRotaryEmbedding
 
+from components.attention_backends import BACKENDS
 from components.model.attention import Attention, ForwardScope
 from components.model.decoder import Decoder
 from components.model.norms import Norm
@@ -74,7 +75,7 @@ def test_attention_with_query_key_norm_equals_that_of_an_independent_olmoe(
         qk_norm=partial(Norm, eps=1e-5, center=False, weight=True, bias=False),
         layer_scaling=False,
         dropout=0.0,
-        backend="auto",
+        backends=BACKENDS,
     )
     for norm in (ours.query_norm, ours.key_norm):
         assert isinstance(norm, Norm)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from components.attention_backends import BACKENDS
 from components.errors import RecipeError
-from components.model.attention import Attention, AttentionCore, ForwardScope
+from components.model.attention import Attention, ForwardScope
 from components.model.mlp import MLP
 from components.model.norms import Norm
 from components.model.positions import Placement, Positions, Rotary, Rotation
@@ -39,7 +40,7 @@ def attention(*, num_heads: int, num_kv_heads: int, bias: bool) -> Attention:
         qk_norm=None,
         layer_scaling=False,
         dropout=0.0,
-        backend="auto",
+        backends=BACKENDS,
     )
 
 
@@ -122,11 +123,6 @@ def test_rejects_groups_that_do_not_divide_the_heads() -> None:
         RecipeError, match=r"num_kv_heads: 4 does not divide num_heads = 6\n.*1, 2"
     ):
         attention(num_heads=6, num_kv_heads=4, bias=False)
-
-
-def test_rejects_dropout_in_flex_attention() -> None:
-    with pytest.raises(RecipeError, match=r"model.attention.backend: flex cannot drop .* 0.1"):
-        AttentionCore(dropout=0.1, backend="flex")
 
 
 def _gelu(x: Tensor) -> Tensor:

@@ -76,6 +76,7 @@ def job(shape: ModelShape, where: ParallelLayout, **changes: Any) -> TrainingJob
         "recompute": "none",
         "dropout": True,
         "fused_attention": True,
+        "attention_passes": 1,
     }
     return TrainingJob(shape=shape, layout=where, **(values | changes))
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from components.attention_backends import BACKENDS
 from components.config.shape import AttentionShape
 from components.distributed import collectives
 from components.distributed.context import ContextCore, SequencePart
@@ -68,7 +69,7 @@ def test_the_program_sends_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
         axis = build_mesh("cpu", degrees_of({"context": 4}), ORDER, expert_aware=True).axis(
             "context"
         )
-        core = ContextCore(AttentionCore(dropout=0.0, backend="sdpa"), axis)
+        core = ContextCore(AttentionCore(dropout=0.0, backends=BACKENDS), axis)
         part = LENGTH // 4
         places = SequencePart(rank=1, ranks=4).places(part, torch.device("cpu"))
         query, key, value = (

@@ -46,11 +46,6 @@ CONTEXT_2 = ("cluster.ranks=2", "parallelism.context=2")
             "ranks holds two chunks",
             "the nearest that do: 104 and 112",
         ),
-        (
-            ("model.attention.backend=flex", *CONTEXT_2),
-            "parallelism.context: 2 ranks gather keys, which flex does not know the order of",
-            "set model.attention.backend=auto, or parallelism.context=1",
-        ),
     ],
 )
 def test_what_context_ranks_cannot_share_is_refused(

@@ -39,8 +39,17 @@ CONSTANT = {
             r"model\.norm\.bias: true, but .*\n.*norm\.center=true",
         ),
         (
-            ["model.attention.backend=flex", "model.attention.dropout=0.1"],
-            r"model\.attention\.backend: flex cannot drop .* is 0\.1\n  use auto or sdpa",
+            ["model.attention.backends=[flash, sdpa]"],
+            r"model\.attention\.backends\[1\]: 'sdpa' is none\n  use some of flash, cudnn, ",
+        ),
+        (
+            [
+                "model.attention.backends=[flash]",
+                "data.document_mask=true",
+                "cluster.device=xpu",
+            ],
+            r"model\.attention\.backends: \[flash\] has no kernel for bfloat16 attention with "
+            r"documents or slopes.* on xpu\n  add flex",
         ),
         (
             ["model.initialization.padding_row=4_096"],

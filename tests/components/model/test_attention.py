@@ -1,0 +1,331 @@
+"""Attention's kernels, each against the formula in double precision, and who is chosen."""
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, cast
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
+
+from components.attention_backends import (
+    BACKENDS,
+    AttentionCase,
+    Backend,
+    check_order,
+    serving,
+)
+from components.distributed.context import SequencePart
+from components.errors import RecipeError
+from components.model import attention_kernels
+from components.model.attention import AttentionCore, ForwardScope
+from components.model.masks import BLOCK, CausalMask
+from components.model.positions import Placement, alibi_slopes
+from tests.components.model.flex_on_cpu import flex_on_cpu
+
+LENGTH, HEADS, WIDTH = 150, 4, 16  # more than a block of the mask
+CPU = torch.device("cpu")
+
+
+def by_formula(query: Tensor, key: Tensor, value: Tensor, scope: ForwardScope) -> Tensor:
+    """Mix by softmax(q k / sqrt(width) - slope (i - j)), of what is seen, pair by pair."""
+    slopes, numbers = scope.placement.slopes, DOCUMENTS
+    key, value = (each.repeat_interleave(HEADS // each.shape[1], 1) for each in (key, value))
+    scores = query @ key.mT / math.sqrt(WIDTH)
+    place = torch.arange(LENGTH)
+    behind = place[:, None] - place
+    if slopes is not None:
+        scores = scores - slopes[:, None, None] * behind
+    hidden = (behind < 0)[None]
+    if scope.mask.starts is not None:
+        hidden = hidden | (numbers[:, :, None] != numbers[:, None])
+    return scores.masked_fill(hidden[:, None], -math.inf).softmax(-1) @ value
+
+
+DOCUMENTS = torch.stack([
+    torch.arange(3).repeat_interleave(torch.tensor(each))
+    for each in ([3, 137, 10], [128, 21, 1])
+])
+
+
+def scope_of(slopes: bool, documents: bool) -> ForwardScope:
+    falls = torch.tensor(alibi_slopes(HEADS)).double() if slopes else None
+    placement = Placement(places=torch.arange(LENGTH), slopes=falls)
+    return ForwardScope(placement=placement, documents=DOCUMENTS if documents else None)
+
+
+def heads_of(kv_heads: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        torch.randn(2, count, LENGTH, WIDTH, generator=generator, dtype=torch.float64)
+        for count in (HEADS, kv_heads, kv_heads)
+    ]
+
+
+def with_gradients(call: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+    leaves = [each.clone().requires_grad_() for each in given]
+    mixed = call(*leaves)
+    upstream = torch.linspace(-1, 1, mixed.numel(), dtype=mixed.dtype).view_as(mixed)
+    return [mixed, *torch.autograd.grad(mixed, leaves, upstream)]
+
+
+@pytest.fixture
+def flex() -> Iterator[None]:
+    with flex_on_cpu():
+        yield
+
+
+CASES = list(product((4, 2, 1), (False, True), (False, True)))
+
+
+@pytest.mark.usefixtures("flex")
+@pytest.mark.parametrize(("kv_heads", "slopes", "documents"), CASES)
+def test_flex_computes_the_formula_and_its_gradients(
+    kv_heads: int, slopes: bool, documents: bool
+) -> None:
+    assert_formula(kv_heads, slopes, documents)
+
+
+@pytest.mark.parametrize(("kv_heads", "slopes", "documents"), CASES)
+def test_a_cpu_s_kernels_compute_the_formula_and_its_gradients(
+    kv_heads: int, slopes: bool, documents: bool
+) -> None:
+    assert_formula(kv_heads, slopes, documents)
+
+
+def assert_formula(kv_heads: int, slopes: bool, documents: bool) -> None:
+    scope, given = scope_of(slopes, documents), heads_of(kv_heads)
+    core = AttentionCore(dropout=0.0, backends=BACKENDS)
+    found = with_gradients(lambda *each: core(*each, scope, first_head=0), given)
+    expected = with_gradients(lambda q, k, v: by_formula(q, k, v, scope), given)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("kernel", ["flash", "math"])
+def test_kernels_that_are_named_are_the_only_ones_that_torch_may_take(kernel: Backend) -> None:
+    scope, given = scope_of(False, False), heads_of(2)
+    seen: list[str] = []
+
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        mixed = attention_kernels.scaled_dot_product(
+            *given, kernels=[kernel, "flex"], mask=None, dropout=0.0
+        )
+    torch.testing.assert_close(
+        mixed, by_formula(given[0], given[1], given[2], scope), rtol=1e-10, atol=1e-11
+    )
+    assert any("flash" in name for name in seen) == (kernel == "flash")
+
+
+@pytest.mark.usefixtures("flex")
+@pytest.mark.parametrize(
+    ("kv_heads", "slopes", "documents"), [(2, True, True), (4, True, False)]
+)
+def test_flex_drops_weights_as_dropout_after_the_softmax_does(
+    kv_heads: int, slopes: bool, documents: bool
+) -> None:
+    """Which weights are dropped is read off values that are the unit matrix."""
+    scope, (query, key, value) = scope_of(slopes, documents), heads_of(kv_heads)
+    core = AttentionCore(dropout=0.25, backends=BACKENDS)
+    unit = torch.eye(LENGTH).double().expand(2, kv_heads, -1, -1)
+
+    def dropped(*each: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return cast("Tensor", core(*each, scope, first_head=0))
+
+    weights = dropped(query, key, unit)
+    kept = weights != 0
+    whole = by_formula(query, key, unit, scope)
+    torch.testing.assert_close(weights, whole * kept / 0.75, rtol=1e-9, atol=1e-12)
+    visible = whole > 1e-30
+    assert kept.sum() / visible.sum() == pytest.approx(0.75, abs=0.01)
+
+    def masked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mixing = by_formula(query, key, unit, scope) * kept / 0.75
+        return mixing @ value.repeat_interleave(HEADS // kv_heads, 1)
+
+    found = with_gradients(dropped, [query, key, value])
+    expected = with_gradients(masked, [query, key, value])
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        core.eval()(query, key, value, scope, first_head=0),
+        by_formula(query, key, value, scope),
+    )
+
+
+@pytest.mark.usefixtures("flex")
+def test_flex_drops_other_weights_in_each_row_head_and_pass() -> None:
+    core = AttentionCore(dropout=0.5, backends=BACKENDS)
+    zeros, unit = torch.zeros(2, 2, LENGTH, WIDTH), torch.eye(LENGTH).expand(2, 2, -1, -1)
+    scope = ForwardScope(placement=Placement(places=torch.arange(LENGTH)), documents=None)
+    passes = [core(zeros, zeros, unit, scope, first_head=0) != 0 for _ in range(2)]
+    kept = torch.stack(passes).flatten(0, 2)[:, LENGTH // 2 :]  # long enough to be unlike
+    rows = kept[:, :, : LENGTH // 2].flatten(0, 1).double() - 0.5
+    alike = (rows @ rows.T).fill_diagonal_(0) / rows.shape[1] * 4
+    assert alike.abs().max() < 0.75
+    assert alike.mean().abs() < 1e-3
+    # Nor do neighbouring keys fall together.
+    assert (rows[:, 1:] * rows[:, :-1]).mean().abs() * 4 < 0.02
+
+
+# Documents of any length, none longer than what is left; context ranks of any odd chunk.
+PARTS = st.lists(st.integers(1, 200), min_size=1, max_size=6)
+
+
+@settings(deadline=None, max_examples=40)
+@given(rows=st.lists(PARTS, min_size=1, max_size=3), ranks=st.integers(1, 3), data=st.data())
+def test_blocks_are_those_that_torch_finds_by_looking_at_every_pair(
+    rows: list[list[int]], ranks: int, data: st.DataObject
+) -> None:
+    chunks = 1 if ranks == 1 else 2 * ranks
+    length = -(-max(map(sum, rows)) // chunks) * chunks
+    documents = torch.stack([_numbered(row, length) for row in rows])
+    rank = data.draw(st.integers(0, ranks - 1))
+    places = torch.arange(length)
+    if ranks > 1:
+        places = SequencePart(rank=rank, ranks=ranks).places(length // ranks, CPU)
+    mask = CausalMask(places=places, documents=documents)
+    seen = mask.dense(slice(None), length)[:, 0]
+    same = documents[:, places, None] == documents[:, None]
+    assert torch.equal(seen, same & (places[:, None] >= torch.arange(length)))
+
+    blocks = mask.blocks(length)
+    expected = create_block_mask(
+        lambda b, h, q, k: seen[b, q, k], len(rows), None, len(places), length, "cpu"
+    )
+    assert blocks.shape == expected.shape
+    assert blocks.mask_mod is not None
+    index = [torch.arange(count).view(*shape) for count, shape in _grid(len(rows), seen)]
+    assert torch.equal(blocks.mask_mod(index[0], torch.tensor(0), *index[1:]), seen)
+    ours, theirs = blocks.to_dense().bool(), expected.to_dense().bool()
+    assert torch.equal(_whole(blocks), _whole(expected))
+    if ranks == 1 or (length // chunks) % BLOCK == 0:
+        assert torch.equal(ours, theirs)
+    assert not (theirs & ~ours).any()
+
+
+def _numbered(lengths: list[int], whole: int) -> Tensor:
+    numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return torch.cat((numbers, torch.full((whole - len(numbers),), len(lengths))))
+
+
+def _grid(batch: int, seen: Tensor) -> list[tuple[int, tuple[int, ...]]]:
+    return [(batch, (-1, 1, 1)), (seen.shape[1], (1, -1, 1)), (seen.shape[2], (1, 1, -1))]
+
+
+def _whole(blocks: Any) -> Tensor:
+    """Return which blocks need no look at the mask, (batch, 1, rows, columns)."""
+    counts, columns = blocks.full_kv_num_blocks, blocks.full_kv_indices
+    taken = torch.arange(columns.shape[-1]) < counts[..., None]
+    found = torch.zeros_like(columns, dtype=torch.bool)
+    return found.scatter(-1, columns.long(), taken)
+
+
+def case(**other: Any) -> AttentionCase:
+    plain = AttentionCase("cuda", "bfloat16", 128, grouped=False, dropout=False, mask="causal")
+    return plain._replace(**other)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (case(), "flash"),
+        (case(grouped=True, dropout=True, mask="offset"), "flash"),
+        (case(dtype="float32"), "efficient"),
+        (case(dtype="float32", grouped=True), "flex"),
+        (case(head_dim=512), "efficient"),
+        (case(mask="structured"), "flex"),
+        (case(mask="structured", dropout=True, grouped=True), "flex"),
+        (case(device="xpu"), "overrideable"),
+        (case(device="xpu", grouped=True), "flex"),
+        (case(device="xpu", dropout=True), "flex"),
+        (case(device="xpu", mask="offset"), "flex"),
+    ],
+)
+def test_the_first_of_the_order_that_can_is_taken(wanted: AttentionCase, found: str) -> None:
+    assert serving(("flash", "efficient", "overrideable", "flex"), wanted)[0] == found
+
+
+def test_the_order_decides_between_those_that_can() -> None:
+    assert serving(("cudnn", "flash"), case())[0] == "cudnn"
+    assert serving(("cudnn", "flash"), case(head_dim=192))[0] == "flash"
+    assert serving(("flex", "flash"), case())[0] == "flex"
+    assert serving(("flex", "math"), case(dtype="float64")) == ("math",)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta", "auto"])
+def test_on_a_cpu_torch_chooses(device: str) -> None:
+    assert serving(("cudnn",), case(device=device, mask="structured")) == ()
+
+
+@pytest.mark.parametrize(
+    ("order", "wanted", "message"),
+    [
+        (
+            ("flash", "efficient"),
+            case(mask="structured"),
+            r"\[flash, efficient\] has no kernel for bfloat16 attention with documents or "
+            r"slopes, heads of 128, on cuda\n  add flex",
+        ),
+        (
+            ("flash",),
+            case(device="xpu", grouped=True, dropout=True),
+            r"in groups with dropout, heads of 128, on xpu\n  add flex or math",
+        ),
+        (
+            ("flash", "flex"),
+            case(dtype="float64", mask="structured"),
+            r"float64 attention .*\n  use precision.compute=bfloat16",
+        ),
+    ],
+)
+def test_an_order_without_a_kernel_is_refused_with_those_that_there_are(
+    order: tuple[Backend, ...], wanted: AttentionCase, message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        serving(order, wanted)
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ([], r"model.attention.backends: names no backend\n  name some of flash, "),
+        (["flash", "sdpa"], r"model.attention.backends\[1\]: 'sdpa' is none\n  use some of"),
+        (["flex", "flex"], r"model.attention.backends: flex is named twice"),
+    ],
+)
+def test_an_order_names_each_backend_once(order: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        check_order(order)
+    with pytest.raises(RecipeError, match=message):
+        AttentionCore(dropout=0.0, backends=order)  # type: ignore[arg-type]  # it is wrong
+
+
+def test_flash_and_cudnn_are_left_out_before_ampere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
+    assert attention_kernels.lacking("cuda") == ("flash", "cudnn")
+    assert attention_kernels.lacking("xpu") == ()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert attention_kernels.lacking("cuda") == ()
+
+
+def test_a_gpu_is_asked_for_no_dense_mask() -> None:
+    placement = Placement(places=torch.empty(3, device="meta"))
+    scope = ForwardScope(placement=placement, documents=None)
+    with (
+        patch("components.model.attention.ACCELERATORS", ("meta",)),
+        pytest.raises(AssertionError, match="length times length"),
+    ):
+        scope.dense((0, 1), torch.float32)

@@ -1,0 +1,108 @@
+"""Attention of every recipe at full size on a fake GPU: no tensor is length times length."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from typing_extensions import override
+
+from benchmarks.recipes import published_recipes
+from components.build import build
+from components.config.schema.recipe import Recipe
+from components.config.schema.types import thaw
+from components.distributed.context import ContextCore, SequencePart
+from components.dryrun.ledgers import OperatorWatch
+from components.dryrun.world import device_kernels, fake_world
+from components.model.attention import ForwardScope
+from components.torch_internals.operators import FakeTensorMode, tree_leaves
+from tests.recipes.differences import composed
+
+
+class Largest(OperatorWatch):
+    """Remember the shapes with two dimensions of the length of what is at hand."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.square: list[tuple[str, tuple[int, ...]]] = []
+
+    @override
+    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        for made in tree_leaves(result):
+            if isinstance(made, Tensor) and sum(n >= self.length for n in made.shape) > 1:
+                self.square.append((str(func), tuple(made.shape)))
+        return result
+
+
+def attend(recipe: Recipe, device: str, context: int, masked: bool) -> Largest:
+    """Go through one core, forward and backward, as the first rank of a context axis."""
+    shape, tensor = recipe.shape.attention, recipe.parallelism.tensor
+    sequences, whole = recipe.parallelism.microbatch_sequences, recipe.budget.sequence_length
+    part = SequencePart(rank=0, ranks=context)
+    length, counts = whole // context, (shape.num_heads, *[shape.num_kv_heads] * 2)
+    seen = Largest(length)
+    with fake_world(0, context), ExitStack() as modes:
+        core = core_of(recipe)
+        if context > 1:
+            mesh = init_device_mesh("cpu", (context,), mesh_dim_names=("context",))
+            core = ContextCore(core, mesh)
+        modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        heads = [
+            torch.empty(
+                sequences,
+                max(count // tensor, 1),
+                length,
+                shape.head_dim,
+                dtype=torch.bfloat16,
+                requires_grad=True,
+            )
+            for count in counts
+        ]
+        with device_kernels(device), seen:
+            scope = scope_of(recipe, part, masked)
+            hidden = torch.empty(sequences, length, 1, dtype=torch.bfloat16)
+            core.prepare(hidden, scope, head_dim=shape.head_dim)
+            core(*heads, scope, first_head=0).sum().backward()
+    return seen
+
+
+def core_of(recipe: Recipe) -> Any:
+    given = {**thaw(recipe.model["attention"]), "bias": False, "qk_norm": None}
+    built: Any = build(given, "model.attention")
+    with torch.device("meta"):
+        return built(dim=recipe.shape.dim).core
+
+
+def scope_of(recipe: Recipe, part: SequencePart, masked: bool) -> ForwardScope:
+    shape, length = recipe.shape, recipe.budget.sequence_length
+    kind: Any = build(thaw(recipe.model["positions"]), "model.positions")
+    heads = {"num_heads": shape.attention.num_heads, "head_dim": shape.attention.head_dim}
+    positions: nn.Module = kind(dim=1, **heads)
+    places = part.places(length // part.ranks, torch.device("cpu"))
+    if part.ranks == 1:
+        places = torch.arange(length)
+    documents = torch.empty(recipe.parallelism.microbatch_sequences, length, dtype=torch.long)
+    return ForwardScope(placement=positions(places), documents=documents if masked else None)
+
+
+@pytest.mark.parametrize("name", published_recipes())
+def test_no_tensor_of_length_times_length_is_made_on_a_gpu(name: str) -> None:
+    recipe = composed(name, "full")
+    for device in ("cuda", "xpu"):
+        for context in (1, 2):
+            for masked in (False, True):
+                seen = attend(recipe, device, context, masked)
+                assert seen.square == [], (device, context, masked)
+
+
+def test_the_formula_would_be_seen() -> None:
+    recipe = composed("bloom560m", "full")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("components.model.attention.serving", lambda order, case: ("math",))
+        patch.setattr("components.model.attention.ForwardScope.is_plain", True)
+        assert attend(recipe, "cuda", 1, masked=False).square
