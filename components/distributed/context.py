@@ -6,6 +6,7 @@ has as many pairs of query and key to compute as any other. Attention gathers th
 values of all ranks; everything else in a decoder works token by token and does not notice.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Self, cast
 
@@ -21,6 +22,8 @@ from typing_extensions import override
 from components.distributed.collectives import gather_rows
 from components.model.attention import AttentionCore, ForwardScope, QueryBlock
 from components.model.decoder import Decoder, Layer
+from components.model.kept import is_recorded
+from components.torch_internals.selective import unseen_by_any
 
 
 def split_sequence(decoder: Decoder, mesh: DeviceMesh) -> None:
@@ -94,7 +97,8 @@ class ContextCore(AttentionCore):
         for first, index in zip((0, chunk), self._part.chunks, strict=True):
             seen = (index + 1) * chunk
             # The last query is at the last key's place.
-            mask: Tensor = causal_lower_right(chunk, seen)
+            with unseen_by_any() if is_recorded() else nullcontext():
+                mask: Tensor = causal_lower_right(chunk, seen)
             if not scope.is_plain:
                 block = QueryBlock(queries=range(first, first + chunk), keys=seen)
                 mask = scope.dense(heads, query.dtype, block)

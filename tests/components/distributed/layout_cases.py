@@ -25,9 +25,9 @@ from components.distributed.pipeline import (
 )
 from components.distributed.tensor import split_tensors
 from components.distributed.tensor_styles import seed_layers
-from components.model.compiling import checkpoint_activations
 from components.model.decoder import Decoder
 from components.model.moe import expert_layers
+from components.model.recompute import checkpoint_activations
 from components.model.routing import RoutingTally
 from tests.components.distributed.tensor_cases import LENGTH, VOCAB_SIZE, relative
 from tests.components.model.comparison import gradient_of

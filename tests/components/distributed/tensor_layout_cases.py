@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.distributed.tensor import split_tensors
-from components.model.compiling import checkpoint_activations
 from components.model.decoder import Decoder
+from components.model.recompute import checkpoint_activations
 from tests.components.distributed.tensor_cases import (
     Difference,
     Parts,

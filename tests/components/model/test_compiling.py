@@ -12,10 +12,11 @@ from torch import Tensor
 from components.errors import RecipeError
 from components.model import attention
 from components.model.attention import ForwardScope
-from components.model.compiling import checkpoint_activations, compile_layers
+from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.model.moe import Experts, expert_layers
 from components.model.positions import Alibi, Placement
+from components.model.recompute import checkpoint_activations
 from components.torch_internals.operators import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from components.errors import RecipeError
-from components.model.compiling import checkpoint_activations
 from components.model.decoder import Decoder
+from components.model.recompute import checkpoint_activations
 from tests.components.model.comparison import gradient_of, randomized
 
 Build = Callable[..., Decoder]
-CHOICES = ["full", ["attention"], ["mlp", "norms"], ["norms", "attention", "mlp"]]
+CHOICES = ["selective", "full", ["attention"], ["mlp", "norms"], ["norms", "attention", "mlp"]]
 
 
 def saved_bytes(model: Decoder, tokens: Tensor) -> int:
