@@ -107,10 +107,12 @@ def _keeping() -> tuple[Any, Any]:
 
 
 def _in_graph() -> tuple[Any, Any]:
-    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    contexts: Callable[..., tuple[Any, Any]] = create_selective_checkpoint_contexts
+    return contexts(policy_of)
 
 
-def _policy(ctx: Any, operator: Any, *given: Any, **named: Any) -> CheckpointPolicy:
+def policy_of(ctx: Any, operator: Any, *given: Any, **named: Any) -> CheckpointPolicy:
+    """Decide whether an operator's result is kept, as torch asks for each that it calls."""
     kept = operator in selective.KEPT and not _draws(operator, *given, **named)
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 

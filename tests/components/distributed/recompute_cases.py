@@ -1,12 +1,12 @@
 """Selective recomputation beside none, in layouts whose collectives it must keep."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from components.distributed.context import SequencePart, split_sequence
-from components.distributed.experts import split_experts
+from components.distributed.experts import Dispatch, split_experts
 from components.distributed.tensor import split_tensors
 from components.model.recompute import checkpoint_activations
 from tests.components.distributed.context_cases import context_mesh
@@ -45,7 +45,7 @@ def _gradients(
     elif layout in {"whole", "sliced"}:
         split_tensors(decoder, tensor_mesh(), sequence_parallel=layout == "sliced")
     else:
-        dispatch, overlap = layout.split()
+        dispatch, overlap = cast("tuple[Dispatch, str]", layout.split())
         mesh = layout_mesh(Layout(expert=torch.distributed.get_world_size())).axis("expert")
         split_experts(decoder, mesh, dispatch=dispatch, overlap=int(overlap))
     checkpoint_activations(decoder, recompute)

@@ -79,14 +79,21 @@ def compare(plain: Decoder, model: Decoder, tokens: Tensor) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "recompute",
-    ["none", "full", ["mlp"], ["attention", "norms"], ["norms", "attention", "mlp"]],
+    [
+        "none",
+        "selective",
+        "full",
+        ["mlp"],
+        ["attention", "norms"],
+        ["norms", "attention", "mlp"],
+    ],
 )
 def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(
     small_decoder: Build, recompute: Any
 ) -> None:
     plain = randomized(small_decoder(dropout=0.2, attention_dropout=0.2)).double()
     model = copy.deepcopy(plain)
-    checkpoint_activations(model, recompute)
+    checkpoint_activations(model, recompute, compiled=True)
     compile_layers(model, "layers", recompute=recompute)
     before = count_graphs()
     compare(plain, model, torch.randint(61, (2, 19)))
