@@ -22,7 +22,6 @@ from typing_extensions import override
 from components.distributed.collectives import gather_rows
 from components.model.attention import AttentionCore, ForwardScope, QueryBlock
 from components.model.decoder import Decoder, Layer
-from components.model.kept import is_recorded
 from components.torch_internals.selective import unseen_by_any
 
 
@@ -97,7 +96,7 @@ class ContextCore(AttentionCore):
         for first, index in zip((0, chunk), self._part.chunks, strict=True):
             seen = (index + 1) * chunk
             # The last query is at the last key's place.
-            with unseen_by_any() if is_recorded() else nullcontext():
+            with nullcontext() if torch.compiler.is_compiling() else unseen_by_any():
                 mask: Tensor = causal_lower_right(chunk, seen)
             if not scope.is_plain:
                 block = QueryBlock(queries=range(first, first + chunk), keys=seen)

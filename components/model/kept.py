@@ -105,11 +105,6 @@ def kept(compute: Callable[[], Result]) -> Result:
     return result
 
 
-def is_recorded() -> bool:
-    """Whether this is the first pass through a module, or the second, that is recorded."""
-    return not torch.compiler.is_compiling() and bool(_here.written or _here.read)
-
-
 def passing_on(result: Tensor) -> Tensor:
     """Say that what is computed again reads no number of ``result``, and return it.
 
