@@ -21,10 +21,11 @@ from components.planner.time import again_fraction, layer_parts, plan_time
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 GPT = gpt(dim=4_096, num_layers=24, num_heads=32)
-WHOLE = (
-    *("recipe=teuken7b", "cluster=h200", "parallelism.tensor=1", "parallelism.pipeline=1"),
+TEUKEN = (
+    *("recipe=teuken7b", "parallelism.tensor=1", "parallelism.pipeline=1"),
     "parallelism.sequence_parallel=false",
 )
+WHOLE = (*TEUKEN, "cluster=h200")
 
 
 def composed(*words: str) -> Recipe:
@@ -88,13 +89,13 @@ def test_a_miniature_goes_without() -> None:
     ("words", "message"),
     [
         (
-            (*WHOLE, "cluster=hopper"),
-            r"parallelism.recompute: auto: whatever is recomputed, a device needs 122\.\d GiB of "
-            r"69\.8\n  share more \(parallelism=auto finds a layout\), or see the plan of "
+            (*TEUKEN, "cluster=hopper", "parallelism.zero=0"),
+            r"parallelism.recompute: auto: whatever is recomputed, a device needs 122\.\d GiB "
+            r"of 69\.8\n  share more \(parallelism=auto finds a layout\), or see the plan of "
             r"parallelism.recompute=full",
         ),
         (
-            (*WHOLE, "cluster=local", "scale=full"),
+            (*TEUKEN, "cluster=local", "scale=full"),
             r"parallelism.recompute: auto, but nobody has measured the cluster 'local': what "
             r"fits\?\n  set parallelism.recompute=none",
         ),
