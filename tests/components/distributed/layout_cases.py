@@ -48,7 +48,8 @@ class Layout(NamedTuple):
     schedule: str = "1f1b"
     stages_per_rank: int = 1
     sequence_parallel: bool = False
-    recompute: Literal["none", "full"] = "none"
+    recompute: Literal["none", "selective", "full"] = "none"
+    recompute_every: int = 1
     dispatch: Dispatch = "all_gather"
     overlap: int = 1
     expert_aware: bool = True
@@ -202,7 +203,7 @@ def _cut(model: Decoder, layout: Layout, mesh: Mesh) -> tuple[list[Decoder], boo
 def _parallelize(stage: Decoder, layout: Layout, mesh: Mesh) -> None:
     split_experts(stage, mesh.axis("expert"), dispatch=layout.dispatch, overlap=layout.overlap)
     split_tensors(stage, mesh.axis("tensor"), sequence_parallel=layout.sequence_parallel)
-    checkpoint_activations(stage, layout.recompute)
+    checkpoint_activations(stage, layout.recompute, every=layout.recompute_every)
     if layout.zero == 3:
         shard_weights(stage, mesh, reduce_dtype=getattr(torch, layout.reduce))
 

@@ -135,7 +135,7 @@ def shard_too(parts: Parts, sequence_parallel: bool) -> Difference:
 
 
 def checkpointing_difference(
-    parts: Parts, sequence_parallel: bool, recompute: Literal["full"] | list[str]
+    parts: Parts, sequence_parallel: bool, recompute: Literal["selective", "full"] | list[str]
 ) -> float:
     """Return the largest difference that checkpointing makes to a gradient."""
     plain = split_copy(randomized(parts), sequence_parallel=sequence_parallel)
