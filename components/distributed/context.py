@@ -79,6 +79,8 @@ class ContextCore(AttentionCore):
     rank on 2 C + 1. Positions with slopes and documents need a dense mask of the same pairs.
     """
 
+    in_one_graph = False  # it ends where ranks gather, and where torch makes a mask
+
     def __init__(self, core: AttentionCore, mesh: DeviceMesh) -> None:
         super().__init__(dropout=core.dropout, backend=core.backend)
         assert core.backend != "flex", "the recipe's rules refuse it"

@@ -227,6 +227,7 @@ class SplitCore(AttentionCore):
     def __init__(self, core: AttentionCore, mesh: DeviceMesh, *, layer: int) -> None:
         super().__init__(dropout=core.dropout, backend=core.backend)
         self.core = core
+        self.in_one_graph = core.in_one_graph and core.dropout == 0  # else it seeds by itself
         self._place = mesh.get_local_rank(), layer
 
     @override

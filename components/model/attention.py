@@ -187,6 +187,8 @@ class AttentionCore(nn.Module):
         RecipeError: ``flex`` with dropout, or in training on a CPU.
     """
 
+    in_one_graph = True  # whether torch's compiler takes it in one piece
+
     def __init__(self, *, dropout: BelowOne, backend: Literal["auto", "sdpa", "flex"]) -> None:
         super().__init__()
         if backend == "flex" and dropout > 0:

@@ -94,12 +94,19 @@ def compile_layers(
         _compile(layer)
 
 
-def _keep_by_operator(layer: nn.Module, outside: Collection[nn.Module]) -> None:
-    """Recompute within a layer's graph; of one that ends before its experts, in its pieces."""
+def _keep_by_operator(layer: Any, outside: Collection[nn.Module]) -> None:
+    """Recompute within a layer's graph; of one that ends in its midst, within its pieces.
+
+    Attention that ends a graph keeps what the compiler chooses.
+    """
     for experts in outside:
         recompute_selectively(experts)
-    inside = cast("Any", layer).attention if outside else layer
-    inside.forward = recomputed_in_graph(inside.forward)
+    pieces = [layer]
+    if outside or not layer.attention.core.in_one_graph:
+        whole = {layer.attention: layer.attention.core.in_one_graph, layer.mlp: not outside}
+        pieces = [piece for piece, is_whole in whole.items() if is_whole]
+    for piece in pieces:
+        piece.forward = recomputed_in_graph(piece.forward)
 
 
 def _check_float64(model: nn.Module) -> None:

@@ -48,7 +48,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
         ),
     ),
     "context 2, by operator": (
-        1,
+        5,
         ("parallelism.context=2", "parallelism.recompute=selective"),
     ),
     "zero 3, every third layer by operator": (
