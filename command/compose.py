@@ -26,7 +26,7 @@ from command.recipe.recipe_chain import RecipeChain
 from command.recipe.recipe_file import SECTIONS
 from command.recipe.recipe_source import read_source
 from command.recipe.replacement import replace_in
-from components.config.resolve import resolve
+from command.settling import settle
 from components.config.schema.recipe import Recipe
 from components.config.suggestions import suggest
 from components.config.targets import read_signature
@@ -57,7 +57,7 @@ def compose_recipe(arguments: Arguments, *, anywhere: bool = False) -> Recipe:
         return compose_searched(arguments).recipe
     with _composed(arguments, anywhere=anywhere) as found:
         strange = anywhere and places_outside(found[0], UserOverrides(arguments.values))
-        return resolve(*found, looks=not strange)
+        return settle(*found, looks=not strange)
 
 
 def compose_searched(arguments: Arguments) -> SearchResult:

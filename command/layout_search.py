@@ -7,8 +7,9 @@ from itertools import islice
 from math import inf, prod
 from typing import Any
 
+from command.settling import is_open, settle, with_choice
 from components.config.layout import AXES, SMOKE_NODES
-from components.config.resolve import resolve, resolve_template
+from components.config.resolve import resolve_template
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.errors import RecipeError
@@ -20,6 +21,7 @@ from components.planner.layouts import (
     near_nodes,
 )
 from components.planner.plan import plan_recipe
+from components.planner.recompute import NOTHING
 from components.planner.search import LayoutSearch, hardware_of, search_layouts
 from components.planner.search_result import GIB, describe
 
@@ -40,7 +42,8 @@ class Question:
     ) -> None:
         self._tree, self.full = tree, full
         self.named = {key: value for key, value in values.items() if value != "auto"}
-        self.template = resolve_template(deepcopy(tree), self.named)
+        template = with_choice(tree, NOTHING) if is_open(tree) else deepcopy(tree)
+        self.template = resolve_template(template, self.named)
         self.fixed = frozenset(key for key in DEGREES if f"{PREFIX}{key}" in self.named)
 
     def settled(self, nodes: int, degrees: Parallelism | None = None) -> Recipe:
@@ -57,7 +60,7 @@ class Question:
         for key, value in found.items():
             section, _, name = key.partition(".")
             tree[section][name] = list(value) if isinstance(value, tuple) else value
-        return resolve(tree, [*self.named, *found], self.full)
+        return settle(tree, [*self.named, *found], self.full)
 
     def search(self, nodes: int, *, free: str = "") -> LayoutSearch:
         """Search on these nodes, one named degree set ``free``."""

@@ -26,6 +26,8 @@ def scale_down(
     """
     model: Any = tree["model"]
     named.put(tree, "model.num_layers", min(rule.num_layers, model["num_layers"]))
+    every = min(tree["parallelism"]["recompute_every"], model["num_layers"])
+    named.put(tree, "parallelism.recompute_every", every)
     if full["model"]["dim"] > rule.dim:
         _narrow(tree, rule, named, full["model"])
     if experts := full["model"]["mlp"].get("num_experts"):

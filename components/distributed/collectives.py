@@ -17,6 +17,7 @@ from torch import Tensor
 
 from components.distributed.node_tree import NodeTree
 from components.errors import RecipeError
+from components.model.kept import is_given_back, kept
 
 T = TypeVar("T")
 
@@ -120,7 +121,8 @@ class _StartCollective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, state: _CollectiveState) -> Tensor:
         ctx.state = state
-        state.start(state.collective.forward, rows)
+        if not is_given_back():
+            state.start(state.collective.forward, rows)
         # Autograd wants gradients of the shape that it has seen: that of what departs.
         return rows.new_empty(()).expand(rows.shape)
 
@@ -133,7 +135,7 @@ class _WaitCollective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, link: Tensor, state: _CollectiveState) -> Tensor:
         ctx.state = state
-        return state.end()
+        return kept(state.end)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
@@ -144,7 +146,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _gather(rows, group=group, at_once=True)[0]
+        return kept(lambda: _gather(rows, group=group, at_once=True)[0])
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:

@@ -78,6 +78,8 @@ class ContextCore(AttentionCore):
     balanced. On a CPU slopes and documents need a dense mask of the same pairs.
     """
 
+    in_one_graph = False  # it ends where ranks gather, and where torch makes a mask
+
     def __init__(self, core: AttentionCore, mesh: DeviceMesh) -> None:
         super().__init__(dropout=core.dropout, backends=core.backends)
         self.ranks = mesh.size()

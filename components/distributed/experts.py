@@ -28,6 +28,7 @@ from components.distributed.tensor_styles import lend, place_parameters, sum_ove
 from components.model import expert_products
 from components.model.decoder import Decoder
 from components.model.expert_products import Matrices, Order, dealt, spread, summed
+from components.model.kept import kept, passing_on
 from components.model.moe import Mixture, Stack, expert_layers, take_rows
 from components.model.routing import RoutingTally
 
@@ -119,7 +120,7 @@ class GatheredMixture(SplitMixture):
             mixed = self.mixture(*arriving, ids.flatten(0, 1), matrices)
             # As wide as the tokens came, as Optimus sends them; the sums were taken wider.
             returning.append(there.reversed().async_start(mixed.to(tokens.dtype)))
-        return _joined([rows.async_wait() for rows in returning])
+        return _joined([passing_on(rows.async_wait()) for rows in returning])
 
 
 class ExchangedMixture(SplitMixture):
@@ -147,7 +148,7 @@ class ExchangedMixture(SplitMixture):
             mixed = self.mixture(*[rows.async_wait() for rows in given], ids, matrices)
             returning.append(exchange.reversed().async_start(mixed.to(tokens.dtype)))
         return _joined([
-            summed(rows.async_wait(), order, len(order.pairs) // experts.shape[1])
+            summed(passing_on(rows.async_wait()), order, len(order.pairs) // experts.shape[1])
             for rows, order in zip(returning, orders, strict=True)
         ])
 
@@ -157,8 +158,7 @@ class ExchangedMixture(SplitMixture):
         """Exchange counts, at once for all parts: each part's exchange, its pairs' experts."""
         counts = torch.stack([order.counts for order in orders])
         leaving = counts.view(len(orders), self._ranks, -1).transpose(0, 1).contiguous()
-        arriving = torch.empty_like(leaving)
-        dist.all_to_all_single(arriving, leaving, group=self._group)
+        arriving = kept(lambda: self._exchanged(leaving))
         arriving, leaving = arriving.transpose(0, 1), leaving.transpose(0, 1)
         even = [n for order in orders for n in dealt(len(order.pairs), self._ranks)]
         pairs = torch.stack([leaving, arriving]).sum(-1).flatten()
@@ -170,6 +170,11 @@ class ExchangedMixture(SplitMixture):
         exchanges = [exchanging(*numbers, self._group) for numbers in pairs_of]
         totals = zip(arriving, map(sum, received), strict=True)
         return exchanges, [_experts_of(part, total) for part, total in totals]
+
+    def _exchanged(self, counts: Tensor) -> Tensor:
+        arriving = torch.empty_like(counts)
+        dist.all_to_all_single(arriving, counts, group=self._group)
+        return arriving
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -29,6 +29,7 @@ from typing_extensions import override
 
 from components.model.attention import AttentionCore, ForwardScope
 from components.model.decoder import Decoder
+from components.model.kept import kept, passing_on
 from components.model.norms import Norm
 from components.torch_internals.operators import in_backward
 
@@ -81,7 +82,8 @@ def split_rows(module: nn.Module, mesh: DeviceMesh, between: Placement) -> None:
     multiply: Any = module.forward
 
     def add(part: Tensor) -> Tensor:
-        share = DTensor.from_local(multiply(part), mesh, [Partial()], run_check=False)
+        mine = passing_on(multiply(part))
+        share = DTensor.from_local(mine, mesh, [Partial()], run_check=False)
         total: Tensor = share.redistribute(placements=[between]).to_local()
         if module.bias is None:
             return total
@@ -186,13 +188,17 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, share: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        total = share.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
+        return kept(lambda: _sum(share, group))
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return _SumOverRanks.forward(ctx, upstream[0], ctx.group), None
+        return _sum(upstream[0], ctx.group), None
+
+
+def _sum(share: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = share.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
 
 
 def stream_seed(seed: int, mesh: DeviceMesh, *, sequence_parallel: bool) -> int:
@@ -233,6 +239,7 @@ class SplitCore(AttentionCore):
     def __init__(self, core: AttentionCore, mesh: DeviceMesh, *, layer: int) -> None:
         super().__init__(dropout=core.dropout, backends=core.backends)
         self.core = core
+        self.in_one_graph = core.in_one_graph and core.dropout == 0  # else it seeds by itself
         self._place = mesh.get_local_rank(), layer
 
     @override

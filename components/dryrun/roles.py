@@ -138,12 +138,13 @@ def sent_bytes(job: TrainingJob, rank: int, speed: SoftwareSpeed) -> dict[str, f
     """Count what the plan has one pipeline rank send, by axis."""
     layout, again, held = job.layout, again_fraction(job), rank_parameters(job, rank)
     passed = _layers(job, rank) * job.microbatches
-    tensor = speed.tensor_collectives * (1 + again[0] / 3) * communication.tensor_bytes(job)
+    repeated = layout.recomputed_of(rank) * job.microbatches
+    tensor = speed.tensor_collectives * communication.tensor_bytes(job)
     replicas = {axis: communication.group_of(layout, axis).size for axis in ("dense", "data")}
     sent = {
-        "tensor": passed * tensor if layout.tensor > 1 else 0.0,
+        "tensor": (passed + repeated * again[0] / 3) * tensor if layout.tensor > 1 else 0.0,
         "expert": passed * communication.EXPERT_COLLECTIVES * communication.expert_bytes(job),
-        "context": passed * (2 + again[1]) * communication.context_bytes(job),
+        "context": (2 * passed + repeated * again[1]) * communication.context_bytes(job),
         "pipeline": _between_stages(job, rank),
         "data": reduced_bytes(job, held.dense, replicas["dense"])
         + reduced_bytes(job, held.expert, replicas["data"]),
@@ -176,7 +177,8 @@ def step_flops(job: TrainingJob, rank: int) -> float:
     attention = job.shape.attention
     width = attention.num_heads * attention.head_dim / layout.tensor
     core = 4.0 * width * job.sequence_length * job.microbatch_tokens * job.attention_passes
-    layers = _layers(job, rank) * ((3 + again[0]) * products + (3 + again[1]) * core)
+    layers = 3 * _layers(job, rank) * (products + core)
+    layers += layout.recomputed_of(rank) * (again[0] * products + again[1] * core)
     head = layout.head_stage % layout.pipeline == rank
     return job.microbatches * (layers + 3 * head * head_product(job).flops)
 

@@ -24,10 +24,11 @@ from components.distributed.mesh import Mesh
 from components.distributed.pipeline import TIED, cut_stage
 from components.distributed.tensor import split_tensors
 from components.distributed.weight_shards import local
-from components.model.compiling import checkpoint_activations, compile_layers
+from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.model.float8 import float8_layers
 from components.model.initialization import draw_rows, initial_stds
+from components.model.recompute import checkpoint_activations
 from components.torch_internals.distributed import StridedShard
 
 
@@ -118,7 +119,12 @@ def build_rank_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ran
         decoder.to_empty(device=device)
         _fill(decoder, recipe, layers, mesh)
         degrees = recipe.parallelism
-        compile_layers(decoder, degrees.compile, recompute=degrees.recompute)
+        compile_layers(
+            decoder,
+            degrees.compile,
+            recompute=degrees.recompute,
+            every=degrees.recompute_every,
+        )
     return model
 
 
@@ -146,7 +152,12 @@ def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ra
             )
         if recipe.precision.compute == FLOAT8:
             float8_layers(decoder, emulates=emulates_float8(device.type))
-        checkpoint_activations(decoder, degrees.recompute)
+        checkpoint_activations(
+            decoder,
+            degrees.recompute,
+            every=degrees.recompute_every,
+            compiled=degrees.compile != "none",
+        )
         if degrees.zero == 3 and degrees.engine == "mesh":
             shard_weights(decoder, mesh, dtypes=dtypes)
         stages.append(decoder)

@@ -186,6 +186,7 @@ class AttentionCore(nn.Module):
     """
 
     ranks = 1  # whose keys are gathered
+    in_one_graph = True  # whether torch's compiler takes it in one piece
 
     def __init__(self, *, dropout: BelowOne, backends: Sequence[Backend]) -> None:
         super().__init__()

@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from components.attention_backends import ACCELERATORS, KEY, Backend
 from components.model.compiling import compile_for
+from components.torch_internals.selective import unseen_by_any
 
 ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _RANDOM = 2**31  # so many numbers `_scrambled` gives
@@ -55,7 +56,9 @@ def scaled_dot_product(
     their own.
     """
     if mask is None and query.shape[2] < key.shape[2]:
-        mask = causal_lower_right(query.shape[2], key.shape[2])
+        # Its own numbers are none that recomputation could keep.
+        with nullcontext() if torch.compiler.is_compiling() else unseen_by_any():
+            mask = causal_lower_right(query.shape[2], key.shape[2])
     allowed = [_SDPA[name] for name in kernels if name != "flex"]
     with sdpa_kernel(allowed, set_priority=True) if allowed else nullcontext():
         return F.scaled_dot_product_attention(

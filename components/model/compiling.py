@@ -1,4 +1,4 @@
-"""Activation checkpointing, and torch.compile, for the layers of a built model.
+"""Compile the layers of a built model by torch.compile.
 
 Only a layer's own computation is compiled, once for all layers of one shape; what is hung on it
 stays outside, as do experts over several ranks or without grouped products, whose shapes depend
@@ -7,7 +7,7 @@ on the routing. Graphs are for training: held-out windows are of any length.
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
@@ -17,12 +17,18 @@ from torch import nn
 from components.errors import RecipeError
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts, Mixture, expert_layers, forgets_repetitions
+from components.model.recompute import (
+    Parts,
+    Recomputation,
+    recompute_selectively,
+    recomputed_in_graph,
+    recomputed_parts,
+)
 from components.torch_internals import operators
 from components.versions import release_of
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
-Parts = Literal["none", "full"] | Sequence[str]
 
 
 def compile_for(
@@ -51,49 +57,12 @@ def compile_for(
     return call
 
 
-# The parts of a layer, under the attributes that hold them.
-_PARTS: Mapping[str, tuple[str, ...]] = {
-    "attention": ("attention",),
-    "mlp": ("mlp",),
-    "norms": ("attention_norm", "mlp_norm"),
-}
-
-
-def checkpoint_activations(model: nn.Module, parts: Parts) -> None:
-    """Keep only the inputs of whole layers (``full``), or of the named parts of each layer.
-
-    Hooks do it, so parameters keep their names; dropout drops the same again. Call it after the
-    model is cut into stages, before ``fully_shard``.
-
-    Raises:
-        RecipeError: a part that no layer has, or one named twice.
-    """
-    key = "parallelism.recompute"
-    for part in [] if isinstance(parts, str) else parts:
-        if part not in _PARTS:
-            remedy = f"use none, full, or some of {', '.join(_PARTS)}"
-            raise RecipeError(key, f"{part!r} is no part of a layer", remedy)
-        if list(parts).count(part) > 1:
-            raise RecipeError(key, f"{part!r} is named twice", "name each part once")
-    for layer in cast("Any", model).layers.values():
-        for module in _recomputed_parts(layer, parts):
-            operators.checkpoint(module)
-
-
-def _recomputed_parts(layer: nn.Module, parts: Parts) -> list[nn.Module]:
-    if parts == "none":
-        return []
-    if parts == "full":
-        return [layer]
-    return [getattr(layer, name) for part in parts for name in _PARTS[part]]
-
-
 _KEY = "parallelism.compile"
 _FLOAT64_SINCE = (2, 13)  # 2.10 and 2.11 were tried, 2.12 was not
 
 
 def compile_layers(
-    model: nn.Module, parts: Literal["none", "layers"], *, recompute: Parts
+    model: nn.Module, parts: Literal["none", "layers"], *, recompute: Parts, every: int = 1
 ) -> None:
     """Compile each layer at its first call in training, for the shapes of that call.
 
@@ -109,16 +78,35 @@ def compile_layers(
         remedy = "load a compiler, name it in CXX, or set parallelism.compile=none"
         raise RecipeError(_KEY, problem, remedy)
     _check_float64(model)
-    for layer in cast("Any", model).layers.values():
+    chosen = Recomputation(recompute, every)
+    for index, layer in cast("Any", model).layers.items():
+        here = chosen.of_layer(index)
         outside = {experts for experts in expert_layers(layer) if _stays_eager(experts)}
-        apart = {part for part in _recomputed_parts(layer, recompute) if part is not layer}
+        apart = {part for part in recomputed_parts(layer, here) if part is not layer}
         # Who computes a part again does so outside of its layer's graph: both times must run
         # the same one, so that the layer's ends before the part and goes on after it.
         for part in apart - outside:
             _compile(part)
         for part in apart | outside:
             _end_graph_at(part)
+        if here == "selective":
+            _keep_by_operator(layer, outside)
         _compile(layer)
+
+
+def _keep_by_operator(layer: Any, outside: Collection[nn.Module]) -> None:
+    """Recompute within a layer's graph; of one that ends in its midst, within its pieces.
+
+    Attention that ends a graph keeps what the compiler chooses.
+    """
+    for experts in outside:
+        recompute_selectively(experts)
+    pieces = [layer]
+    if outside or not layer.attention.core.in_one_graph:
+        whole = {layer.attention: layer.attention.core.in_one_graph, layer.mlp: not outside}
+        pieces = [piece for piece, is_whole in whole.items() if is_whole]
+    for piece in pieces:
+        piece.forward = recomputed_in_graph(piece.forward)
 
 
 def _check_float64(model: nn.Module) -> None:

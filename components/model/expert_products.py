@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, split_with_sizes
 
+from components.model.kept import kept, passing_on
 from components.model.mlp import Activation
 from components.model.products import asked_once
 from components.torch_internals.operators import has_kernel
@@ -96,7 +97,7 @@ def _mix_sorted(
     if gate is not None:
         inner = inner * widened[1]
     inner = inner * weights.flatten().index_select(0, order.pairs)[:, None]
-    return summed(multiply(inner, down)[0], order, len(tokens))
+    return summed(passing_on(multiply(inner, down)[0]), order, len(tokens))
 
 
 class _ExpertProducts(torch.autograd.Function):
@@ -108,12 +109,7 @@ class _ExpertProducts(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(rows, *stacks)
         ctx.counts = counts
-        results = tuple(rows.new_empty(len(rows), stack.shape[1]) for stack in stacks)
-        for stack, result in zip(stacks, results, strict=True):
-            parts = split_with_sizes(rows, counts), split_with_sizes(result, counts)
-            for part, of_part, matrix in zip(*parts, stack.mT, strict=True):
-                torch.mm(part, matrix, out=of_part)
-        return results
+        return kept(lambda: _one_by_one(rows, counts, stacks))
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -129,6 +125,17 @@ class _ExpertProducts(torch.autograd.Function):
                 torch.mm(part.T, given, out=of_matrix)
                 of_part.addmm_(part, matrix)
         return of_rows, None, *of_stacks
+
+
+def _one_by_one(
+    rows: Tensor, counts: list[int], stacks: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    results = tuple(rows.new_empty(len(rows), stack.shape[1]) for stack in stacks)
+    for stack, result in zip(stacks, results, strict=True):
+        parts = split_with_sizes(rows, counts), split_with_sizes(result, counts)
+        for part, of_part, matrix in zip(*parts, stack.mT, strict=True):
+            torch.mm(part, matrix, out=of_part)
+    return results
 
 
 @asked_once

@@ -6,6 +6,7 @@ deals them.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from components.config.layout import AXES
@@ -16,7 +17,7 @@ from components.config.schema.sections import Parallelism
 from components.config.shape import ModelShape
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-Recompute = Literal["none", "full"] | tuple[str, ...]
+Recompute = Literal["none", "selective", "full"] | tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +36,12 @@ class ParallelLayout:
     context: int
     zero: int
     expert_aware: bool
+    expert_dispatch: str
     expert_overlap: int
     sequence_parallel: bool
     schedule: str
     stages_per_rank: int
+    recompute_every: int
     layers: tuple[int, ...]
     head_stage: int
     rank_order: tuple[str, ...]
@@ -55,6 +58,13 @@ class ParallelLayout:
     def layers_of(self, rank: int) -> int:
         """Count the layers of a pipeline rank."""
         return sum(self.layers[rank :: self.pipeline])
+
+    def recomputed_of(self, rank: int) -> int:
+        """Count the layers of a pipeline rank whose number ``recompute_every`` divides."""
+        ends = list(accumulate(self.layers, initial=0))
+        every = self.recompute_every
+        upto = [-(-end // every) for end in ends]  # of the layers before each stage's end
+        return sum(upto[stage + 1] - upto[stage] for stage in self.stages_of(rank))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,12 +36,39 @@ def layer_bytes_per_token(job: TrainingJob, recompute: Recompute | None = None) 
     again = job.recompute if recompute is None else recompute
     if again == "full":
         return hidden / layout.tensor if layout.sequence_parallel else hidden
+    if again == "selective":
+        return _kept_selectively(job)
     dropped = again if isinstance(again, tuple) else ()
     attention = (hidden, 0.0) if "attention" in dropped else _attention(job)
     mlp = (hidden, 0.0) if "mlp" in dropped else _mlp(job)
     whole = (0.0 if "norms" in dropped else 2 * hidden) + attention[0] + mlp[0]
     whole /= layout.tensor if layout.sequence_parallel else 1
     return whole + (attention[1] + mlp[1]) / layout.tensor
+
+
+def _kept_selectively(job: TrainingJob) -> float:
+    """Count the layer's input, and results of products, attention, experts and collectives.
+
+    What a layer adds to its input last, and shares that a collective adds up, are not kept
+    (`components.model.kept`); 4 bytes a head are attention's own, 12 the choice of an expert.
+    """
+    shape, layout, hidden = job.shape, job.layout, 2.0 * job.shape.dim
+    attention, copies = shape.attention, shape.mlp.top_k or 1
+    queries = attention.num_heads * attention.head_dim
+    keys = attention.num_kv_heads * attention.head_dim
+    whole = 2 * hidden  # what comes in, and what attention adds
+    if layout.tensor > 1 and layout.sequence_parallel:
+        whole += 2 * hidden  # this rank's slice of what both blocks gather
+    cut = 2.0 * (2 * queries + 2 * keys) + 4.0 * attention.num_heads
+    cut += 4.0 * keys * layout.context * (layout.context > 1)
+    cut += 2.0 * (2 if shape.mlp.gated else 1) * copies * shape.mlp.ffn_dim
+    if shape.mlp.num_experts:
+        cut += 2.0 * shape.mlp.num_experts + 12.0 * copies
+    if layout.expert > 1:
+        gathers = layout.expert_dispatch == "all_gather"
+        cut += hidden * (layout.expert if gathers else copies)
+    whole /= layout.tensor if layout.sequence_parallel else 1
+    return whole + cut / layout.tensor
 
 
 def _attention(job: TrainingJob) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from components.errors import RecipeError
 
 SEARCHED = (
     *("data", "tensor", "pipeline", "expert", "context", "zero", "sequence_parallel"),
-    *("microbatch_sequences", "recompute", "schedule", "stages_per_rank"),
+    *("microbatch_sequences", "recompute", "recompute_every", "schedule", "stages_per_rank"),
 )
 SCHEDULES, STAGES = ("1f1b", "interleaved", "zero_bubble"), (1, 2, 4)
 # The largest machine of a profile has 127,488 devices.
@@ -113,7 +113,7 @@ class Layouts:
         schedules = self._schedules if pipeline > 1 else (kept,)
         zeros = (self._base.zero,) if "zero" in self._fixed else (0, 1, 2, 3)
         for zero, (schedule, stages), again in product(zeros, schedules, self._again):
-            degrees |= {"zero": zero, "recompute": again}
+            degrees |= {"zero": zero, "recompute": again[0], "recompute_every": again[1]}
             degrees |= {"schedule": schedule, "stages_per_rank": stages}
             yield self._changed(**degrees)
 
@@ -131,12 +131,13 @@ class Layouts:
         return self._template.budget.sequence_length % divisor == 0
 
     @cached_property
-    def _again(self) -> tuple[object, ...]:
-        """Nothing, whole layers, or what the recipe itself recomputes."""
-        base = self._base.recompute
+    def _again(self) -> tuple[tuple[object, int], ...]:
+        """Nothing, all that is cheap, whole layers, or what the recipe itself recomputes."""
+        base = self._base.recompute, self._base.recompute_every
         # In a fixed order: of layouts that are equal the first is named.
-        every = dict.fromkeys(("none", "full", base))
-        return (base,) if "recompute" in self._fixed else tuple(every)
+        every = dict.fromkeys((("none", 1), ("selective", 1), ("full", 1), base))
+        fixed = {"recompute", "recompute_every"} & self._fixed
+        return (base,) if fixed else tuple(every)
 
     @cached_property
     def _schedules(self) -> tuple[tuple[str, int], ...]:

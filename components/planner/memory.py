@@ -120,10 +120,11 @@ def rank_memory(job: TrainingJob, rank: int, software: SoftwareMemory) -> RankMe
 
 def deciding_ranks(layout: ParallelLayout) -> tuple[int, ...]:
     """Choose pipeline ranks among which the fullest is: of equal ones the first keeps most."""
-    first: dict[tuple[int, bool, bool], int] = {}
+    first: dict[tuple[int, int, bool, bool], int] = {}
     for rank in range(layout.pipeline):
         has_head = layout.head_stage in layout.stages_of(rank)
-        first.setdefault((layout.layers_of(rank), rank == 0, has_head), rank)
+        layers = layout.layers_of(rank), layout.recomputed_of(rank)
+        first.setdefault((*layers, rank == 0, has_head), rank)
     return tuple(first.values())
 
 
@@ -157,11 +158,14 @@ def _casts(job: TrainingJob, rank: int, parameters: DeviceParameters) -> float:
 
     Embeddings are looked up as they are, and the loss forgets its cast of the head.
     """
-    if job.recompute == "full":
-        return 0.0
     attention = job.shape.attention.parameters(job.shape.dim) / job.shape.layer_parameters
     dropped = {"attention": attention, "mlp": 1 - attention}
-    kept = 1 - sum(dropped.get(part, 0.0) for part in job.recompute if job.recompute != "none")
+    parts = job.recompute if isinstance(job.recompute, tuple) else ()
+    forgotten = sum(dropped.get(part, 0.0) for part in parts)
+    if job.recompute in {"selective", "full"}:
+        forgotten = 1.0
+    layers = job.layout.layers_of(rank)
+    kept = 1 - forgotten * job.layout.recomputed_of(rank) / max(layers, 1)
     total = parameters.dense - parameters.ends + parameters.expert
     return total * kept * job.cast_bytes * layer.microbatches_kept(job, rank)
 
@@ -171,11 +175,14 @@ def _activations(job: TrainingJob, rank: int, layers: int, software: SoftwareMem
     if software.keeps_gathered and layout.sequence_parallel:
         # Of its blocks' gathered inputs what is beyond this rank's slice.
         gathered = 2 * 2.0 * job.shape.dim * (1 - 1 / layout.tensor)
-    a_layer = layer.layer_bytes_per_token(job) + gathered * (job.recompute == "none")
+    again = layout.recomputed_of(rank) if job.recompute != "none" else 0
+    whole = layer.layer_bytes_per_token(job, "none") + gathered
+    a_layer = layer.layer_bytes_per_token(job)
+    a_layer += gathered * (job.recompute in {"none", "selective"})
     microbatches = layer.microbatches_kept(job, rank)
-    kept = layers * a_layer * microbatches
-    if job.recompute != "none" and layers:
-        kept += layer.layer_bytes_per_token(job, "none") + gathered - a_layer
+    kept = ((layers - again) * whole + again * a_layer) * microbatches
+    if again:
+        kept += whole - a_layer
     if rank + 1 < layout.pipeline or layout.stages_per_rank > 1:
         hidden = 2.0 * job.shape.dim / (layout.tensor if layout.sequence_parallel else 1)
         kept += software.stage_outputs * hidden * microbatches * layout.stages_per_rank

@@ -16,6 +16,7 @@ from components.planner.job import TrainingJob
 from components.planner.layer import layer_products
 from components.planner.memory import Verdict
 from components.planner.plan import Bill, Plan
+from components.planner.recompute import price_of
 from components.planner.search_result import LayoutsFound
 from components.planner.software import Calibration
 from components.planner.time import again_fraction
@@ -72,6 +73,15 @@ class PlannedTime(BaseModel, frozen=True):
     parts: dict[str, float]
 
 
+class PlannedRecomputation(BaseModel, frozen=True):
+    """What is recomputed, what it adds to a step, and takes from the fullest rank's peak."""
+
+    recompute: str | tuple[str, ...]
+    recompute_every: int
+    extra_seconds: float | None
+    saved_bytes: int
+
+
 class ComparedFigure(PublishedFigure):
     """A published figure beside the prediction; ``deviation`` is a fraction of it."""
 
@@ -106,6 +116,7 @@ class PlanResult(BaseModel, frozen=True):
     cluster: str
     layout: PlannedLayout
     memory: PlannedMemory
+    recomputation: PlannedRecomputation | None
     time: PlannedTime | None
     bill: Bill | None
     published: dict[str, ComparedFigure | PublishedFigure]
@@ -157,6 +168,7 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
             layers_by_stage=job.layout.layers,
         ),
         memory=memory,
+        recomputation=_recomputation(plan),
         time=time,
         bill=plan.bill,
         published={
@@ -170,6 +182,18 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
             for item in plan.missing
         ),
         search=search,
+    )
+
+
+def _recomputation(plan: Plan) -> PlannedRecomputation | None:
+    if plan.job.recompute in {"none", ()}:
+        return None
+    price = price_of(plan.job, plan.hardware, plan.software)
+    return PlannedRecomputation(
+        recompute=plan.job.recompute,
+        recompute_every=plan.job.layout.recompute_every,
+        extra_seconds=price.extra_seconds,
+        saved_bytes=round(price.saved_bytes),
     )
 
 
@@ -227,8 +251,11 @@ def _hardware_flops(job: TrainingJob, full: float) -> float:
     forward = sum(product.flops for product in layer_products(job)) * job.layout.tensor
     width = job.shape.attention.num_heads * job.shape.attention.head_dim
     again = products * forward / job.microbatch_tokens
-    again += (passes * attention + 3 * (passes - 1)) * 4 * width * job.sequence_length
-    return full + job.shape.num_layers * again
+    core = 4 * width * job.sequence_length
+    again += passes * attention * core
+    layers = job.shape.num_layers
+    recomputed = -(-layers // job.layout.recompute_every)
+    return full + recomputed * again + layers * 3 * (passes - 1) * core
 
 
 def flops_by_convention(

@@ -197,13 +197,14 @@ class Prices:
         """Return the deciding ranks, and of each its state and what its step adds."""
         layout, software = job.layout, self._software.memory
         cut = layout.tensor, layout.expert, layout.pipeline, layout.layers
-        ranks = self._once(("ranks", cut), lambda: memory.deciding_ranks(layout))
+        every = layout.recompute_every
+        ranks = self._once(("ranks", cut, every), lambda: memory.deciding_ranks(layout))
 
         def held() -> list[tuple[States, float]]:
             parts = [states.rank_parameters(job, rank) for rank in ranks]
             return [(states.states(job, x), states.step_bytes(job, x, software)) for x in parts]
 
-        key = "states", cut, layout.context, layout.data_shard, layout.zero
+        key = "states", cut, every, layout.context, layout.data_shard, layout.zero
         return ranks, self._once(key, held)
 
     def _peak(self, job: TrainingJob, held: tuple[States, float], passes: float) -> float:
@@ -246,5 +247,5 @@ def _shared_key(job: TrainingJob) -> tuple[object, ...]:
     return (
         *(layout.tensor, layout.pipeline, layout.expert, layout.context),
         *(layout.sequence_parallel, layout.stages_per_rank),
-        *(job.microbatch_sequences, job.recompute),
+        *(job.microbatch_sequences, job.recompute, layout.recompute_every),
     )

@@ -10,7 +10,7 @@ from components.planner.job import ParallelLayout
 from components.planner.memory import Verdict
 from components.planner.plan import Plan, plan_recipe
 from components.planner.search import LayoutSearch
-from components.planner.time import busy_seconds, layer_parts
+from components.planner.time import busy_seconds, layers_parts
 
 GIB = 2**30
 # Parts of a step that differ by less of it are left out.
@@ -93,8 +93,15 @@ def describe(degrees: Parallelism) -> str:
     if degrees.pipeline > 1:
         text += f", {degrees.schedule}" + (f" with {stages} stages a rank" * (stages > 1))
     if again != "none":
-        text += ", recomputes " + ("all" if isinstance(again, str) else " and ".join(again))
+        text += f", recomputes {recomputed(degrees)}"
     return text
+
+
+def recomputed(degrees: Parallelism) -> str:
+    """Write what is recomputed, and of how many layers."""
+    parts, every = degrees.recompute, degrees.recompute_every
+    words = {"full": "all"}.get(parts, parts) if isinstance(parts, str) else " and ".join(parts)
+    return words if every == 1 else f"{words} of every {every} layers"
 
 
 def _reasons(best: Plan, published: Plan) -> list[str]:
@@ -137,10 +144,9 @@ def step_parts(plan: Plan) -> dict[str, float]:
     assert plan.time is not None
     job, speed = plan.job, plan.software.speed
     busy = busy_seconds(job, plan.hardware, speed)
-    layout, rank = job.layout, busy.index(max(busy))
-    layers, parts = layout.layers_of(rank) * job.microbatches, dict[str, float]()
-    for name, seconds in layer_parts(job, plan.hardware, speed).items():
-        parts[name] = seconds * layers
+    rank, parts = busy.index(max(busy)), dict[str, float]()
+    for name, seconds in layers_parts(job, rank, plan.hardware, speed).items():
+        parts[name] = seconds * job.microbatches
     parts["head, host and messages"] = plan.time.microbatches - sum(parts.values())
     parts["waiting in the pipeline"] = plan.time.bubble
     parts["averaging gradients"] = plan.time.reduction

@@ -71,7 +71,10 @@ def busy_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> 
     """List the seconds of one microbatch on each pipeline rank; most ranks are alike."""
     layout = job.layout
     kinds = [
-        (layout.layers_of(rank), layout.head_stage in layout.stages_of(rank))
+        (
+            *(layout.layers_of(rank), layout.recomputed_of(rank)),
+            layout.head_stage in layout.stages_of(rank),
+        )
         for rank in range(layout.pipeline)
     ]
     known = {one: rank_seconds(job, kinds.index(one), hardware, speed) for one in set(kinds)}
@@ -84,7 +87,7 @@ def rank_seconds(
     """Take one microbatch forward and backward through the stages of one rank."""
     layout = job.layout
     stages, layers = layout.stages_of(rank), layout.layers_of(rank)
-    device = layers * sum(layer_parts(job, hardware, speed).values())
+    device = sum(layers_parts(job, rank, hardware, speed).values())
     if layout.head_stage in stages:
         product, traffic = head_seconds(job, hardware, speed)
         device += 3 * product + traffic
@@ -101,13 +104,31 @@ def host_seconds(job: TrainingJob, speed: SoftwareSpeed) -> float:
     return speed.tensor_layer_seconds + crossing
 
 
+def layers_parts(
+    job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
+) -> dict[str, float]:
+    """Name what the passes of all layers of one pipeline rank consist of, in seconds."""
+    layers, again = job.layout.layers_of(rank), job.layout.recomputed_of(rank)
+    counted = ((replace(job, recompute="none"), layers - again), (job, again))
+    parts = dict[str, float]()
+    for one, count in counted if job.recompute != "none" else ((job, layers),):
+        for name, seconds in layer_parts(one, hardware, speed).items():
+            parts[name] = parts.get(name, 0.0) + count * seconds
+    return parts
+
+
 def layer_parts(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> dict[str, float]:
-    """Name what a layer's passes consist of, forward once and backward twice, in seconds."""
+    """Name what a layer's passes consist of, forward once and backward twice, in seconds.
+
+    It is a layer that is recomputed, if the job recomputes any. A selective one repeats what
+    moves memory alone, no product and no collective.
+    """
     again, layer = again_fraction(job), layer_seconds(job, hardware, speed)
+    moved = 1.0 if job.recompute == "selective" else sum(again) / 2
     return {
         "products": 3 * layer.products + 3 * layer.attention,
         "recomputation": again[0] * layer.products + again[1] * layer.attention,
-        "memory traffic": layer.traffic * (1 + (again[0] + again[1]) / 6),
+        "memory traffic": layer.traffic * (1 + moved / 3),
         "tensor collectives": (1 + again[0] / 3)
         * communication.tensor_seconds(job, hardware, speed),
         "expert collectives": communication.expert_seconds(job, hardware, layer.experts)
@@ -117,8 +138,11 @@ def layer_parts(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> d
 
 
 def again_fraction(job: TrainingJob) -> tuple[float, float]:
-    """Return the parts of the forward products, and of attention, that are computed twice."""
-    if job.recompute == "none":
+    """Return the parts of the forward products, and of attention, that are computed twice.
+
+    They are those of a layer that is recomputed.
+    """
+    if job.recompute in {"none", "selective"}:
         return 0.0, 0.0
     if job.recompute == "full":
         return 1.0, 1.0

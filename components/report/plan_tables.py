@@ -11,7 +11,13 @@ from components.config.layout import AXES
 from components.config.schema.sections import PublishedFigure
 from components.planner.job import Node, ParallelLayout, meaning, nodes_of_first_copy
 from components.planner.plan import Bill, CheckpointCost, Plan
-from components.planner.result import ComparedFigure, PlannedMemory, PlannedTime, PlanResult
+from components.planner.result import (
+    ComparedFigure,
+    PlannedMemory,
+    PlannedRecomputation,
+    PlannedTime,
+    PlanResult,
+)
 from components.planner.schedule import Timeline
 from components.planner.search_result import GIB, FoundLayout, LayoutsFound
 from components.planner.time import timeline_of
@@ -45,6 +51,8 @@ def time_sheet(plan: PlanResult, *, now: datetime | None) -> Grid:
     axes = ("data", "expert", "context", "tensor", "pipeline")
     degrees = " x ".join(f"{name} {getattr(plan.layout, name)}" for name in axes)
     rows = [("layout", f"{plan.layout.nodes:,} nodes: {degrees}")]
+    if plan.recomputation is not None:
+        rows.append(("recomputation", _recomputation(plan.recomputation)))
     if plan.time is None or plan.bill is None:
         rows.append(("step", "not predicted: see what is missing"))
     else:
@@ -54,6 +62,13 @@ def time_sheet(plan: PlanResult, *, now: datetime | None) -> Grid:
             rows.append(("  calibrated on", f"{said}{found.median_error:.1%}"))
         rows += bill_rows(plan.bill, now)
     return Grid(columns=("time and bill", ""), rows=rows)
+
+
+def _recomputation(found: PlannedRecomputation) -> str:
+    parts = found.recompute if isinstance(found.recompute, str) else "+".join(found.recompute)
+    every = "" if found.recompute_every == 1 else f" of every {found.recompute_every} layers"
+    seconds = "" if found.extra_seconds is None else f" adds {found.extra_seconds:.3g} s,"
+    return f"{parts}{every}:{seconds} saves {found.saved_bytes / GIB:.1f} GiB"
 
 
 def _step_rows(time: PlannedTime) -> list[tuple[str, str]]:
@@ -146,7 +161,9 @@ def search_sheet(found: LayoutsFound) -> Grid:
 
 def _layout_row(place: str, found: FoundLayout) -> tuple[str, ...]:
     step, days, layout = found.step_seconds, found.days, found.layout
-    again, stages = layout.recompute, layout.stages_per_rank
+    stages, every = layout.stages_per_rank, layout.recompute_every
+    parts = layout.recompute
+    again = parts if isinstance(parts, str) else "+".join(parts)
     schedule = f"{layout.schedule} x {stages}" if stages > 1 else layout.schedule
     return (
         place,
@@ -154,7 +171,7 @@ def _layout_row(place: str, found: FoundLayout) -> tuple[str, ...]:
         str(layout.zero),
         str(layout.microbatch_sequences),
         schedule if layout.pipeline > 1 else "",
-        again if isinstance(again, str) else "+".join(again),
+        again if every == 1 else f"{again} / {every}",
         f"{found.peak_bytes / GIB:.1f}",
         found.verdict.replace("_", " "),
         "" if step is None else f"{step:.4g}",

@@ -23,6 +23,13 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
         4,
         ("parallelism.tensor=2", "parallelism.recompute=[attention,norms]"),
     ),
+    "tensor 2, by operator": (
+        1,
+        (
+            *("parallelism.tensor=2", "parallelism.sequence_parallel=true"),
+            "parallelism.recompute=selective",
+        ),
+    ),
     "context 2": (5, ("parallelism.context=2",)),
     "zero 3": (1, ("parallelism.data=2", "parallelism.zero=3")),
     "DeepSpeed's zero 2": (
@@ -32,6 +39,24 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
     "experts over 2": (  # what precedes them in a layer, and what follows
         2,
         ("recipe=mula7b_a1b", "parallelism.expert=2", "parallelism.data=2"),
+    ),
+    "experts over 2, by operator": (
+        2,
+        (
+            *("recipe=mula7b_a1b", "parallelism.expert=2", "parallelism.data=2"),
+            "parallelism.recompute=selective",
+        ),
+    ),
+    "context 2, by operator": (
+        5,
+        ("parallelism.context=2", "parallelism.recompute=selective"),
+    ),
+    "zero 3, every third layer by operator": (
+        2,
+        (
+            *("parallelism.data=2", "parallelism.zero=3", "parallelism.recompute=selective"),
+            "parallelism.recompute_every=3",
+        ),
     ),
     "all again": (1, ("parallelism.recompute=full",)),
     "norms again": (3, ("parallelism.recompute=[norms]",)),

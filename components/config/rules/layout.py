@@ -27,6 +27,7 @@ def check_degrees(recipe: "Recipe") -> None:
     attention_backends(recipe)
     _check_experts(recipe)
     check_schedule(recipe.parallelism)
+    _check_recompute(recipe)
     _check_zero_bubble(recipe)
     _check_pipeline(recipe)
     check_engine(recipe)
@@ -177,6 +178,18 @@ def check_schedule(degrees: Parallelism) -> None:
     number, other = (2, "1f1b") if several else (1, "interleaved")
     remedy = f"set parallelism.stages_per_rank={number}, or parallelism.schedule={other}"
     raise RecipeError("parallelism.stages_per_rank", problem, remedy)
+
+
+def _check_recompute(recipe: "Recipe") -> None:
+    degrees, layers = recipe.parallelism, recipe.shape.num_layers
+    every = degrees.recompute_every
+    if every > 1 and degrees.recompute in {"none", ()}:
+        problem = f"{every}, but parallelism.recompute=none: no layer is recomputed"
+        remedy = "set parallelism.recompute=selective or full, or parallelism.recompute_every=1"
+        raise RecipeError("parallelism.recompute_every", problem, remedy)
+    if every > layers:
+        problem = f"{every}, but model.num_layers is {layers}: only the first is recomputed"
+        raise RecipeError("parallelism.recompute_every", problem, f"use 1 to {layers}")
 
 
 def _check_zero_bubble(recipe: "Recipe") -> None:

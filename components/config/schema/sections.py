@@ -109,7 +109,10 @@ class Parallelism(Section):
     expert_divisor: Literal["ranks", "copies"]
     sequence_parallel: bool
     microbatch_sequences: Count
-    recompute: Literal["none", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
+    recompute: (
+        Literal["none", "selective", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
+    )
+    recompute_every: Count
     compile: Literal["none", "layers"]
     gc_every_steps: Annotated[Count | Literal["never"], KeyGroup.MACHINE]
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]

@@ -26,9 +26,9 @@ from components.distributed.pipeline import (
 )
 from components.distributed.tensor import split_tensors
 from components.distributed.tensor_styles import seed_layers
-from components.model.compiling import checkpoint_activations
 from components.model.decoder import Decoder
 from components.model.moe import expert_layers
+from components.model.recompute import checkpoint_activations
 from components.model.routing import RoutingTally
 from tests.components.distributed.tensor_cases import LENGTH, VOCAB_SIZE, relative
 from tests.components.model.comparison import gradient_of
@@ -50,7 +50,8 @@ class Layout(NamedTuple):
     schedule: str = "1f1b"
     stages_per_rank: int = 1
     sequence_parallel: bool = False
-    recompute: Literal["none", "full"] = "none"
+    recompute: Literal["none", "selective", "full"] = "none"
+    recompute_every: int = 1
     dispatch: Dispatch = "all_gather"
     overlap: int = 1
     expert_aware: bool = True
@@ -220,7 +221,7 @@ def _cut(model: Decoder, layout: Layout, mesh: Mesh) -> tuple[list[Decoder], boo
 def _parallelize(stage: Decoder, layout: Layout, mesh: Mesh, dtypes: StateDtypes) -> None:
     split_experts(stage, mesh.axis("expert"), dispatch=layout.dispatch, overlap=layout.overlap)
     split_tensors(stage, mesh.axis("tensor"), sequence_parallel=layout.sequence_parallel)
-    checkpoint_activations(stage, layout.recompute)
+    checkpoint_activations(stage, layout.recompute, every=layout.recompute_every)
     if layout.zero == 3:
         shard_weights(stage, mesh, dtypes=dtypes)
 

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.distributed.tensor import split_tensors
-from components.model.compiling import checkpoint_activations
 from components.model.decoder import Decoder
+from components.model.recompute import checkpoint_activations
 from tests.components.distributed.tensor_cases import (
     Difference,
     Parts,
@@ -135,7 +135,7 @@ def shard_too(parts: Parts, sequence_parallel: bool) -> Difference:
 
 
 def checkpointing_difference(
-    parts: Parts, sequence_parallel: bool, recompute: Literal["full"] | list[str]
+    parts: Parts, sequence_parallel: bool, recompute: Literal["selective", "full"] | list[str]
 ) -> float:
     """Return the largest difference that checkpointing makes to a gradient."""
     plain = split_copy(randomized(parts), sequence_parallel=sequence_parallel)

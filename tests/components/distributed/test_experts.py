@@ -100,8 +100,17 @@ def test_two_expert_ranks_train_as_one_process_does(
         Layout(replicate=2, expert=2, zero=1),
         Layout(shard=2, expert=2, zero=0, recompute="full"),
         Layout(shard=2, expert=2, recompute="full", dispatch="all_to_all", overlap=3),
+        Layout(shard=2, expert=2, recompute="selective", dispatch="all_to_all", overlap=3),
     ],
-    ids=["expert 4", "aware", "plain", "replicas", "recomputed", "recomputed in parts"],
+    ids=[
+        "expert 4",
+        "aware",
+        "plain",
+        "replicas",
+        "recomputed",
+        "recomputed in parts",
+        "selective",
+    ],
 )
 def test_data_and_expert_ranks_train_as_one_process_does(
     four_ranks: Ranks, layout: Layout

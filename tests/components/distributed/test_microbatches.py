@@ -1,6 +1,7 @@
 """Under every schedule each microbatch and each weight has what one process gives it."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -77,10 +78,16 @@ def test_four_ranks_compute_what_one_does(four_ranks: Ranks, schedule: str) -> N
     assert_as_one_process(four_ranks(run_steps, parts, layout, [4, 8], True), 12, TOLERANCE)
 
 
-@pytest.mark.quick("1f1b")
+@pytest.mark.quick("1f1b-full-1", "interleaved-selective-2")
+@pytest.mark.parametrize(
+    ("recompute", "every"), [("full", 1), ("selective", 1), ("selective", 2)]
+)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
-def test_recomputed_layers_drop_what_one_process_drops(two_ranks: Ranks, schedule: str) -> None:
-    layout = SCHEDULES[schedule]._replace(pipeline=2, recompute="full")
+def test_recomputed_layers_drop_what_one_process_drops(
+    two_ranks: Ranks, schedule: str, recompute: Any, every: int
+) -> None:
+    layout = SCHEDULES[schedule]._replace(pipeline=2)
+    layout = layout._replace(recompute=recompute, recompute_every=every)
     assert_as_one_process(two_ranks(run_steps, DROPS, layout, RAMP_UP, False), 10, TOLERANCE)
 
 
@@ -112,8 +119,12 @@ def test_stages_of_sliced_tensor_ranks_compute_what_one_process_does(
 
 
 def test_without_stages_ranks_accumulate_as_one_process_does(two_ranks: Ranks) -> None:
-    found = two_ranks(run_steps, DROPS, Layout(shard=2, zero=3), [2, 3], True)
-    assert_as_one_process(found, 5, TOLERANCE)
+    for layout in (
+        Layout(shard=2, zero=3),
+        Layout(shard=2, zero=3, recompute="selective", recompute_every=2),
+    ):
+        found = two_ranks(run_steps, DROPS, layout, [2, 3], True)
+        assert_as_one_process(found, 5, TOLERANCE)
 
 
 @pytest.mark.parametrize("version", ["2.10.0a0+git449b176", "2.11.0+cu130", "2.12.1"])

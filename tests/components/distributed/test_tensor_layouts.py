@@ -90,10 +90,12 @@ def test_shards_over_a_data_axis_change_nothing(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("recompute", ["full", ["attention", "norms"], ["mlp"]])
+@pytest.mark.parametrize("recompute", ["selective", "full", ["attention", "norms"], ["mlp"]])
 @sequence_parallel
 def test_checkpointing_changes_no_bit_of_a_gradient_dropout_included(
-    two_ranks: Ranks, sequence_parallel: bool, recompute: Literal["full"] | list[str]
+    two_ranks: Ranks,
+    sequence_parallel: bool,
+    recompute: Literal["selective", "full"] | list[str],
 ) -> None:
     drops = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
     assert two_ranks(checkpointing_difference, drops, sequence_parallel, recompute) == [0, 0]

@@ -12,10 +12,11 @@ from torch import Tensor
 from components.errors import RecipeError
 from components.model import attention_kernels
 from components.model.attention import ForwardScope
-from components.model.compiling import checkpoint_activations, compile_layers
+from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.model.moe import Experts, expert_layers
 from components.model.positions import Alibi, Placement
+from components.model.recompute import checkpoint_activations
 from components.torch_internals.operators import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized
@@ -79,14 +80,21 @@ def compare(plain: Decoder, model: Decoder, tokens: Tensor) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "recompute",
-    ["none", "full", ["mlp"], ["attention", "norms"], ["norms", "attention", "mlp"]],
+    [
+        "none",
+        "selective",
+        "full",
+        ["mlp"],
+        ["attention", "norms"],
+        ["norms", "attention", "mlp"],
+    ],
 )
 def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(
     small_decoder: Build, recompute: Any
 ) -> None:
     plain = randomized(small_decoder(dropout=0.2, attention_dropout=0.2)).double()
     model = copy.deepcopy(plain)
-    checkpoint_activations(model, recompute)
+    checkpoint_activations(model, recompute, compiled=True)
     compile_layers(model, "layers", recompute=recompute)
     before = count_graphs()
     compare(plain, model, torch.randint(61, (2, 19)))

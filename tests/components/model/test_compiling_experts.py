@@ -12,10 +12,11 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from components.model import moe
-from components.model.compiling import checkpoint_activations, compile_layers
+from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts
+from components.model.recompute import checkpoint_activations
 from tests.components.model.comparison import randomized
 from tests.components.model.test_compiling import compare
 
@@ -95,14 +96,14 @@ def gradients(mixed: Tensor, hidden: Tensor, layer: Experts) -> tuple[Tensor, ..
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("recompute", ["none", "full", ["mlp"]], ids=str)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full", ["mlp"]], ids=str)
 @pytest.mark.parametrize("path", ["auto", "loop"])
 def test_layers_of_experts_keep_losses_gradients_and_what_routers_counted(
     small_decoder: Build, recompute: Literal["none", "full"] | list[str], path: str
 ) -> None:
     plain = randomized(small_decoder(mlp=mixture(path=path), num_layers=3)).double()
     model = copy.deepcopy(plain)
-    checkpoint_activations(model, recompute)
+    checkpoint_activations(model, recompute, compiled=True)
     compile_layers(model, "layers", recompute=recompute)
     compare(plain, model, torch.randint(61, (2, 19)))
     # What precedes experts in a layer, and what follows: a CPU has no grouped products.

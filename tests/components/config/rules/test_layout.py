@@ -94,6 +94,18 @@ REFUSED = [
         "set parallelism.zero=1 or 2, or parallelism.pipeline=1",
     ),
     (
+        "teuken7b recompute_every=2",
+        "parallelism.recompute_every: 2, but parallelism.recompute=none: no layer is "
+        "recomputed",
+        "set parallelism.recompute=selective or full, or parallelism.recompute_every=1",
+    ),
+    (
+        "teuken7b recompute=selective recompute_every=33",
+        "parallelism.recompute_every: 33, but model.num_layers is 32: only the first is "
+        "recomputed",
+        "use 1 to 32",
+    ),
+    (
         "teuken7b schedule=interleaved",
         "parallelism.stages_per_rank: interleaved needs several stages on each rank, not 1",
         "set parallelism.stages_per_rank=2, or parallelism.schedule=1f1b",

@@ -1,0 +1,39 @@
+"""Selective recomputation repeats no product, attention or collective, and changes no bit."""
+
+import pytest
+
+from components.model.positions import Alibi
+from tests.components.distributed.ranks import Ranks
+from tests.components.distributed.recompute_cases import recompute_beside_none
+from tests.components.distributed.tensor_cases import RMS_NORM, Parts
+from tests.components.distributed.test_experts import mixture
+from tests.components.distributed.test_tensor_layouts import BLOOM
+
+DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts"),
+    [
+        ("whole", Parts(qk_norm=RMS_NORM)),
+        ("sliced", Parts()),
+        ("whole", DROPS),
+        ("sliced", DROPS),
+        ("context", Parts()),
+        ("context", Parts(positions=Alibi)),
+        ("all_gather 1", mixture()),
+        ("all_gather 2", mixture()._replace(dropout=0.1)),
+        ("all_to_all 1", mixture()),
+        ("all_to_all 2", mixture()._replace(dropout=0.1)),
+    ],
+    ids=[
+        *("whole", "sliced", "whole, drops", "sliced, drops", "context", "context, slopes"),
+        *("gathered", "gathered in parts", "exchanged", "exchanged in parts"),
+    ],
+)
+def test_what_waits_for_other_ranks_is_kept_and_no_gradient_changes(
+    two_ranks: Ranks, layout: str, parts: Parts
+) -> None:
+    for difference, called, again in two_ranks(recompute_beside_none, parts, layout):
+        assert difference == 0
+        assert again == called

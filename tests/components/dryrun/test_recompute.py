@@ -1,0 +1,66 @@
+"""What a layer recomputed by operator keeps, rehearsed at two depths, is what is planned."""
+
+from typing import Any
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.dryrun.rehearsal import StepRehearsal, rehearse
+from components.planner import layer
+from components.planner.job import TrainingJob, job_of
+
+WORDS = (
+    *("scale=mini", "cluster.device=cuda", "cluster.ranks=auto", "precision.compute=bfloat16"),
+    *("budget.sequence_length=256", "budget.global_batch_tokens=8192", "model.dim=256"),
+    *("budget.total_tokens=81920", "parallelism.data=1", "parallelism.microbatch_sequences=2"),
+)
+DEPTHS = (4, 8)
+
+
+def rehearsed(layers: int, words: tuple[str, ...]) -> tuple[TrainingJob, StepRehearsal]:
+    recipe = compose_recipe(read_point([*WORDS, *words, f"model.num_layers={layers}"]))
+    return job_of(recipe), rehearse(recipe, 0)
+
+
+def most(found: StepRehearsal) -> dict[Any, int]:
+    """Return what is held by category when most activations are."""
+    peaks = (found.peaks[phase] for phase in ("forward", "backward"))
+    categories = [peak.by_category for peak in peaks]
+    return max(categories, key=lambda one: one["activations"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("words", "tolerance"),
+    [
+        (("recipe=teuken7b",), 1e-4),
+        (
+            ("recipe=teuken7b", "parallelism.tensor=2", "parallelism.sequence_parallel=true"),
+            1e-4,
+        ),
+        (("recipe=teuken7b", "parallelism.context=2"), 1e-4),
+        (("recipe=mula7b_a1b",), 0.05),
+        (("recipe=mula7b_a1b", "parallelism.expert=2"), 0.05),
+        (
+            (
+                *("recipe=mula7b_a1b", "parallelism.expert=2"),
+                "parallelism.expert_dispatch=all_to_all",
+            ),
+            0.05,
+        ),
+    ],
+    ids=["dense", "tensor", "context", "experts", "gathered", "exchanged"],
+)
+def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(
+    words: tuple[str, ...], tolerance: float
+) -> None:
+    words = (*words, "parallelism.recompute=selective")
+    (job, fewer), (_, more) = (rehearsed(depth, words) for depth in DEPTHS)
+    apart = {name: more - most(fewer)[name] for name, more in most(more).items()}
+    planned = layer.layer_bytes_per_token(job)
+    if job.layout.sequence_parallel and job.layout.tensor > 1:  # counted with the software
+        planned += 2 * 2.0 * job.shape.dim * (1 - 1 / job.layout.tensor)
+    each = apart["activations"] / (DEPTHS[1] - DEPTHS[0])
+    assert each == pytest.approx(planned * job.microbatch_tokens, rel=tolerance)
+    assert apart["casts"] == 0

@@ -1,0 +1,177 @@
+"""Activation checkpointing: same names, same gradients, less memory."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy
+
+from components.distributed.pipeline import cut_stage
+from components.errors import RecipeError
+from components.model.decoder import Decoder
+from components.model.recompute import Parts, checkpoint_activations, policy_of
+from tests.components.model.comparison import gradient_of, randomized
+from tests.components.model.operators_seen import DEAR, Operators
+from tests.components.model.routing_terms import auxiliary_terms
+from tests.components.model.test_compiling import FEW_EXPERTS
+
+Build = Callable[..., Decoder]
+CHOICES = ["selective", "full", ["attention"], ["mlp", "norms"], ["norms", "attention", "mlp"]]
+
+
+def saved_bytes(model: Decoder, tokens: Tensor) -> int:
+    """Count what the forward pass keeps for the backward pass, each storage once."""
+    kept: dict[int, int] = {}
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(tokens)
+    assert loss.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("parts", CHOICES)
+def test_gradients_are_bitwise_equal_and_names_stay(
+    small_decoder: Build, parts: str | list[str]
+) -> None:
+    plain = randomized(small_decoder(dropout=0.2, attention_dropout=0.2))
+    model = copy.deepcopy(plain)
+    checkpoint_activations(model, parts)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    tokens = torch.randint(61, (2, 19))
+    losses = []
+    for one in (plain, model):
+        torch.manual_seed(5)  # the second pass through a layer must drop the same again
+        loss = one.loss(tokens, tokens)
+        torch.autograd.backward(loss)
+        losses.append(loss.item())
+    assert losses[0] == losses[1]
+    theirs = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(gradient_of(parameter), gradient_of(theirs[name])), name
+
+
+@pytest.mark.parametrize("path", ["loop", "auto", "grouped"])
+@pytest.mark.parametrize("parts", ["selective", "full", ["mlp"]], ids=str)
+def test_experts_choose_the_same_again(
+    small_decoder: Build, path: str, parts: str | list[str]
+) -> None:
+    plain = randomized(small_decoder(dropout=0.2, mlp=partial(FEW_EXPERTS, path=path)))
+    model = copy.deepcopy(plain)
+    checkpoint_activations(model, parts)
+    losses = []
+    tokens = torch.randint(61, (2, 19))
+    for one in (plain, model):
+        torch.manual_seed(5)
+        with torch.autocast("cpu", torch.bfloat16):  # grouped products' own
+            loss = one.loss(tokens, tokens)
+        loss = loss + auxiliary_terms(one)[0]
+        torch.autograd.backward(loss)
+        losses.append(loss.item())
+    assert losses[0] == losses[1]
+    theirs = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(gradient_of(parameter), gradient_of(theirs[name])), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "part",
+    [{}, {"bias": True}, *({"mlp": path} for path in ("loop", "auto", "grouped"))],
+    ids=str,
+)
+def test_selective_recomputation_repeats_no_product_and_no_attention(
+    small_decoder: Build, part: dict[str, Any], dtype: torch.dtype
+) -> None:
+    if "mlp" in part:
+        part = {"mlp": partial(FEW_EXPERTS, path=part["mlp"])}
+    counts = []
+    for parts in ("none", "selective", "full"):
+        model = randomized(small_decoder(dropout=0.1, **part))
+        if dtype == torch.float64:
+            model = model.double()
+        checkpoint_activations(model, cast("Parts", parts))
+        tokens = torch.randint(61, (2, 16))
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = model.loss(tokens, tokens)
+        with Operators(DEAR) as seen:
+            torch.autograd.backward(loss)
+        counts.append(seen.counts)
+    none, selective, full = counts
+    assert selective == none
+    assert full.total() > none.total()
+
+
+@pytest.mark.parametrize("parts", ["selective", "full", ["mlp"]], ids=str)
+def test_every_third_layer_of_the_whole_model_is_recomputed_wherever_it_is_cut(
+    small_decoder: Build, parts: Parts
+) -> None:
+    whole = small_decoder(num_layers=8)
+    for layers in (range(8), range(2, 8), range(4)):
+        stage = copy.deepcopy(whole)
+        cut_stage(stage, layers, first=layers[0] == 0, last=layers[-1] == 7)
+        plain = [len(_hooks(layer)) for layer in stage.layers.values()]
+        checkpoint_activations(stage, parts, every=3)
+        more = [len(_hooks(layer)) for layer in stage.layers.values()]
+        chosen = [index for index, a, b in zip(layers, plain, more, strict=True) if b > a]
+        assert chosen == [index for index in layers if index % 3 == 0]
+
+
+def _hooks(layer: nn.Module) -> list[Any]:
+    return [hook for one in layer.modules() for hook in one._forward_pre_hooks.values()]
+
+
+def test_attention_that_drops_is_repeated_so_that_later_masks_stay() -> None:
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention.default
+    query = torch.empty(1, 1, 2, 2)
+    kept = CheckpointPolicy.MUST_SAVE
+    assert policy_of(None, kernel, query, query, query, 0.0, True) is kept
+    assert policy_of(None, kernel, query, query, query, is_causal=True) is kept
+    assert policy_of(None, kernel, query, query, query, 0.1, True) is not kept
+    assert policy_of(None, kernel, query, query, query, dropout_p=0.1) is not kept
+
+
+def test_the_more_is_checkpointed_the_less_is_saved(small_decoder: Build) -> None:
+    tokens = torch.randint(61, (2, 40))
+    sizes = []
+    for parts in ("none", ["norms"], ["mlp", "norms"], "full"):
+        model = randomized(small_decoder(num_layers=4))
+        checkpoint_activations(model, parts)
+        sizes.append(saved_bytes(model, tokens))
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
+    assert sizes[-1] < sizes[0] / 5
+
+
+def test_evaluation_goes_on_as_before(small_decoder: Build) -> None:
+    plain = randomized(small_decoder())
+    model = copy.deepcopy(plain)
+    checkpoint_activations(model, "full")
+    tokens = torch.randint(61, (2, 19))
+    with torch.inference_mode():
+        assert torch.equal(model(tokens), plain(tokens))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (["mpl"], r"parallelism.recompute: 'mpl' is no part of a layer\n.* attention, mlp"),
+        (["mlp", "full"], r"'full' is no part"),
+        (["mlp", "mlp"], r"parallelism.recompute: 'mlp' is named twice"),
+    ],
+)
+def test_rejects_parts_that_no_layer_has(
+    small_decoder: Build, parts: list[str], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        checkpoint_activations(small_decoder(), parts)

@@ -1,0 +1,193 @@
+"""The least recomputation that fits: what is asked, what is chosen, what it costs."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.config.resolve import relayout
+from components.config.schema.cluster import Hardware
+from components.config.schema.recipe import Recipe
+from components.errors import RecipeError
+from components.planner.job import job_of
+from components.planner.layer import layer_bytes_per_token
+from components.planner.memory import plan_memory
+from components.planner.plan import plan_recipe
+from components.planner.recompute import NOTHING, Choice, choices, least_that_fits, price_of
+from components.planner.search import weighed
+from components.planner.time import again_fraction, layer_parts, plan_time
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+
+GPT = gpt(dim=4_096, num_layers=24, num_heads=32)
+TEUKEN = (
+    *("recipe=teuken7b", "parallelism.tensor=1", "parallelism.pipeline=1"),
+    "parallelism.sequence_parallel=false",
+)
+WHOLE = (*TEUKEN, "cluster=h200")
+
+
+def composed(*words: str) -> Recipe:
+    return compose_recipe(read_point(list(words)))
+
+
+def with_memory(recipe: Recipe, usable_gib: float) -> Recipe:
+    hardware = recipe.cluster.hardware
+    assert isinstance(hardware, Hardware)
+    smaller = hardware.model_copy(update={"usable_bytes": round(usable_gib * 2**30)})
+    cluster = recipe.cluster.model_copy(update={"hardware": smaller})
+    return recipe.model_copy(update={"cluster": cluster})
+
+
+@pytest.mark.parametrize("usable", [200.0, 160.0, 145.0, 135.0, 128.0, 124.0])
+def test_of_all_that_fits_the_quickest_is_chosen_and_less_memory_never_quickens(
+    usable: float,
+) -> None:
+    recipe = with_memory(composed(*WHOLE), usable)
+    hardware, one, software = recipe.cluster.hardware, job_of(recipe), ours()
+    assert isinstance(hardware, Hardware)
+
+    def cost(choice: Choice) -> float:
+        memory = plan_memory(choice.of(one), hardware, software.memory)
+        if memory.verdict == "does_not_fit":
+            return float("inf")
+        total = plan_time(choice.of(one), hardware, software.speed).total
+        return weighed(total, memory.verdict)
+
+    found = least_that_fits(recipe)
+    assert cost(found) == min(map(cost, choices(one)))
+    assert cost(found) < float("inf")
+    if usable == 200.0:
+        assert found == NOTHING
+    if usable == 124.0:
+        assert found.recompute == "full"
+
+
+def test_what_auto_becomes_is_in_the_recipe_and_stays_when_a_run_goes_on() -> None:
+    recipe = composed(*WHOLE, "parallelism.recompute=auto")
+    assert recipe.parallelism.recompute == "selective"
+    again = Recipe.model_validate(recipe.model_dump(mode="json"))
+    assert again.parallelism == recipe.parallelism
+    moved = relayout(recipe, {"parallelism.tensor": 2})
+    assert moved.parallelism.recompute == "selective"
+    assert moved.parallelism.recompute_every == recipe.parallelism.recompute_every
+
+
+def test_a_searched_layout_answers_auto_too() -> None:
+    words = ("recipe=teuken7b", "cluster=hopper", "parallelism=auto", "cluster.nodes=8")
+    words = (*words, "parallelism.pipeline=1", "parallelism.tensor=1")
+    assert composed(*words, "parallelism.recompute=auto") == composed(*words)
+
+
+def test_a_miniature_goes_without() -> None:
+    recipe = composed("recipe=teuken7b", "scale=mini", "parallelism.recompute=auto")
+    assert recipe.parallelism.recompute == "none"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            (*TEUKEN, "cluster=hopper", "parallelism.zero=0"),
+            r"parallelism.recompute: auto: whatever is recomputed, a device needs 122\.\d GiB "
+            r"of 69\.8\n  share more \(parallelism=auto finds a layout\), or see the plan of "
+            r"parallelism.recompute=full",
+        ),
+        (
+            (*TEUKEN, "cluster=local", "scale=full"),
+            r"parallelism.recompute: auto, but nobody has measured the cluster 'local': what "
+            r"fits\?\n  set parallelism.recompute=none",
+        ),
+    ],
+    ids=["nothing fits", "nobody knows"],
+)
+def test_auto_without_an_answer_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        composed(*words, "parallelism.recompute=auto")
+
+
+def test_where_no_time_is_known_the_first_that_fits_is_chosen() -> None:
+    recipe = composed(*WHOLE)
+    hardware = recipe.cluster.hardware
+    assert isinstance(hardware, Hardware)
+    blind = hardware.model_copy(update={"gemm_teraflops": {}})
+    cluster = recipe.cluster.model_copy(update={"hardware": blind})
+    recipe = recipe.model_copy(update={"cluster": cluster})
+    found = least_that_fits(recipe)
+    memory = plan_memory(found.of(job_of(recipe)), blind, ours().memory)
+    assert found.recompute == "full"
+    assert memory.verdict == "fits"
+    assert price_of(found.of(job_of(recipe)), blind, ours()).extra_seconds is None
+
+
+def test_zero_bubble_has_no_choice() -> None:
+    where = layout(pipeline=2, schedule="zero_bubble", stages_per_rank=2, num_layers=24)
+    assert list(choices(job(GPT, where))) == [NOTHING]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "stages", "every"), [(1, 1, 1), (4, 1, 1), (4, 1, 5), (3, 2, 4), (2, 3, 7)]
+)
+def test_recomputed_layers_of_ranks_are_those_whose_number_divides(
+    pipeline: int, stages: int, every: int
+) -> None:
+    where = layout(
+        pipeline=pipeline, stages_per_rank=stages, num_layers=24, recompute_every=every
+    )
+    size = 24 // (pipeline * stages)
+    for rank in range(pipeline):
+        held = [layer for layer in range(24) if layer // size % pipeline == rank]
+        assert where.recomputed_of(rank) == sum(layer % every == 0 for layer in held)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full", ("mlp",)])
+@pytest.mark.parametrize("every", [1, 2, 6, 24])
+def test_memory_and_time_lie_between_none_and_every_layer_in_proportion(
+    recompute: Any, every: int
+) -> None:
+    machine, software = hopper(), ours()
+    none = job(GPT, layout(num_layers=24), cast_bytes=2)
+    every_layer = replace(none, recompute=recompute)
+    some = replace(every_layer, layout=replace(none.layout, recompute_every=every))
+    times = [
+        plan_time(one, machine, software.speed).microbatches for one in (none, every_layer)
+    ]
+    found = plan_time(some, machine, software.speed).microbatches
+    assert found == pytest.approx(times[0] + (times[1] - times[0]) / every)
+    memories = [
+        plan_memory(one, machine, software.memory).ranks[0] for one in (none, every_layer)
+    ]
+    held = plan_memory(some, machine, software.memory).ranks[0]
+    assert held.casts == pytest.approx(
+        memories[0].casts + (memories[1].casts - memories[0].casts) / every
+    )
+    assert memories[1].activations <= held.activations
+
+
+def test_a_selective_layer_repeats_memory_traffic_and_nothing_else() -> None:
+    machine, speed = hopper(), ours().speed
+    none = job(GPT, layout(tensor=2, context=2, num_layers=24))
+    thrifty = replace(none, recompute="selective")
+    before, after = (layer_parts(one, machine, speed) for one in (none, thrifty))
+    more = {name for name, seconds in after.items() if seconds > before[name]}
+    assert more == {"memory traffic"}
+    assert after["memory traffic"] == pytest.approx(before["memory traffic"] * 4 / 3)
+    assert again_fraction(thrifty) == (0, 0)
+    sizes = [layer_bytes_per_token(one) for one in (none, thrifty)]
+    assert layer_bytes_per_token(replace(none, recompute="full")) < sizes[1] < sizes[0]
+
+
+def test_the_plan_prices_what_it_recomputes() -> None:
+    plans = {
+        again: plan_recipe(composed(*WHOLE, f"parallelism.recompute={again}"))
+        for again in ("none", "selective", "full")
+    }
+    none = plans["none"]
+    assert none.time is not None
+    for again in ("selective", "full"):
+        plan = plans[again]
+        price = price_of(plan.job, plan.hardware, plan.software)
+        assert plan.time is not None
+        assert price.extra_seconds == pytest.approx(plan.time.total - none.time.total)
+        assert price.saved_bytes == pytest.approx(none.memory.peak - plan.memory.peak)
