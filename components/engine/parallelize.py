@@ -23,7 +23,7 @@ from components.distributed.devices import (
 )
 from components.distributed.experts import split_experts
 from components.distributed.mesh import Mesh
-from components.distributed.pipeline import TIED, cut_stage
+from components.distributed.pipeline import TIED, cut_stage, share_ends
 from components.distributed.tensor import split_tensors
 from components.distributed.weight_shards import local
 from components.model.compiling import checkpoint_activations, compile_layers
@@ -109,19 +109,27 @@ def build_rank_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ran
     if recipe.precision.compute == FLOAT8:
         check_float8_device(device)
     model = parallelize_model(recipe, mesh, device=device)
+    allocate(model, device=device)
     for decoder, layers in zip(model.stages, model.layers, strict=True):
-        decoder.to_empty(device=device)
         _fill(decoder, recipe, layers)
         degrees = recipe.parallelism
         compile_layers(decoder, degrees.compile, recompute=degrees.recompute)
     return model
 
 
+def allocate(model: RankModel, *, device: torch.device) -> None:
+    """Give memory to all stages of a rank: both ends, where it has them, are one weight."""
+    for decoder in model.stages:
+        decoder.to_empty(device=device)
+    share_ends(model.stages)
+
+
 def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> RankModel:
     """Build on ``meta``, cut and split, to compute on ``device``."""
     degrees = recipe.parallelism
     dtype = torch.promote_types(compute_dtype(recipe.precision.compute, device), torch.float32)
-    ranges = recipe.stages[mesh.place("pipeline") :: degrees.pipeline]
+    placement = recipe.placement
+    ranges = [recipe.stages[stage] for stage in placement.stages_of(mesh.place("pipeline"))]
     stages, tied = [], False
     for layers in ranges:
         decoder = _build(recipe).to(dtype)
@@ -146,7 +154,7 @@ def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ra
             reduce_dtype = compute_dtype(recipe.precision.reduce, device)
             shard_weights(decoder, mesh, reduce_dtype=reduce_dtype)
         stages.append(decoder)
-    return RankModel(stages, ranges, (TIED,) if tied else ())
+    return RankModel(stages, ranges, (TIED,) if tied and not placement.has_both_ends else ())
 
 
 def _build(recipe: Recipe) -> Decoder:

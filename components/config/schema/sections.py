@@ -71,7 +71,7 @@ class Parallelism(Section):
 
     ``data_shard`` ranks share one sharded copy of what ``zero`` shards; data x expert ranks are
     so many copies of it. ``rank_order`` says which axis changes slowest from rank to rank, and
-    which fastest. With ``stages_per_rank`` above 1 stage s is on pipeline rank s % pipeline.
+    which fastest. Which rank has which stages says :mod:`components.config.stages`.
     Tokens go to experts on other ranks in ``expert_overlap`` parts: while one is computed,
     others are under way.
     """
@@ -95,7 +95,7 @@ class Parallelism(Section):
     microbatch_sequences: Count
     recompute: Literal["none", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
     compile: Literal["none", "layers"]
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
     stages_per_rank: Ranks
     stage_balance: Balance
     rank_order: Annotated[tuple[Axis, ...], Field(strict=False)]
