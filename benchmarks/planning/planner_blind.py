@@ -192,6 +192,7 @@ def _job(
         expert_overlap=1,
         sequence_parallel=fused,
         schedule="1f1b",
+        splits_backward=False,
         stages_per_rank=1,
         layers=tuple(layers),
         head_stage=len(layers) - 1,

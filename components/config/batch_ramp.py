@@ -108,16 +108,18 @@ def fits_schedule(microbatches: int, *, pipeline: int, schedule: str) -> bool:
 
     Fewer microbatches than ranks leave ranks idle all the time, and torch's 1F1B refuses them.
     The interleaved schedules deal them in rounds of at least one a rank, all equally long
-    (``number_of_rounds`` in torch.distributed.pipelining.schedules), and DualPipeV wants one for
-    each of its stages.
+    (``number_of_rounds`` in torch.distributed.pipelining.schedules). DualPipeV wants one a
+    stage.
     """
     if pipeline == 1:
         return True
     rounds = microbatches // pipeline if schedule in {"interleaved", "zero_bubble"} else 1
-    return microbatches >= _fewest(pipeline, schedule) and microbatches % rounds == 0
+    fewest = fewest_microbatches(pipeline, schedule)
+    return microbatches >= fewest and microbatches % rounds == 0
 
 
-def _fewest(pipeline: int, schedule: str) -> int:
+def fewest_microbatches(pipeline: int, schedule: str) -> int:
+    """Return how many microbatches ``schedule`` needs on ``pipeline`` ranks."""
     return 2 * pipeline if schedule == "dualpipev" else pipeline
 
 
@@ -159,8 +161,10 @@ def _refusal(recipe: "Recipe", samples: int, microbatches: int) -> RecipeError:
     """Name batches that fit with these microbatches, and microbatches that fit the batch."""
     degrees, length = recipe.parallelism, recipe.budget.sequence_length
     replicas, pipeline = degrees.data * degrees.expert, degrees.pipeline
-    fewest = _fewest(pipeline, degrees.schedule)
-    need = f"{pipeline} pipeline ranks need {'as many' if fewest == pipeline else fewest} at least"
+    fewest = fewest_microbatches(pipeline, degrees.schedule)
+    need = (
+        f"{pipeline} pipeline ranks need {'as many' if fewest == pipeline else fewest} at least"
+    )
     if microbatches >= fewest:
         rounds = microbatches // pipeline
         multiple = f"a multiple of its {rounds} rounds"

@@ -57,6 +57,7 @@ class StagePlacement:
 
 
 def style_of(schedule: str) -> Style:
+    """Return how a schedule wants its stages placed."""
     return "v" if schedule in V_SCHEDULES else "loop"
 
 

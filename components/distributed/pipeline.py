@@ -182,7 +182,9 @@ class Pipeline:
         given, loss = rows[:, :-1], None
         for number, stage in self._stages.items():
             if number and number - 1 not in self._stages:
-                dist.recv(hidden, group=self._group, group_src=self._placement.rank_of(number - 1))
+                dist.recv(
+                    hidden, group=self._group, group_src=self._placement.rank_of(number - 1)
+                )
                 given = hidden
             result = stage(given, rows=rows, number=torch.zeros(1, dtype=torch.int64))
             if number == self._placement.count - 1:

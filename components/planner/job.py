@@ -13,6 +13,7 @@ from components.config.rules.engine import FLOAT8
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.shape import ModelShape
+from components.config.stages import StagePlacement, splits_backward, style_of
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 Recompute = Literal["none", "full"] | tuple[str, ...]
@@ -37,6 +38,7 @@ class ParallelLayout:
     expert_overlap: int
     sequence_parallel: bool
     schedule: str
+    splits_backward: bool
     stages_per_rank: int
     layers: tuple[int, ...]
     head_stage: int
@@ -47,13 +49,22 @@ class ParallelLayout:
     def ranks(self) -> int:
         return self.data * self.tensor * self.pipeline * self.expert * self.context
 
-    def stages_of(self, rank: int) -> range:
+    @property
+    def placement(self) -> StagePlacement:
+        """Which pipeline rank has which stages."""
+        return StagePlacement(
+            pipeline=self.pipeline,
+            stages_per_rank=self.stages_per_rank,
+            style=style_of(self.schedule),
+        )
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
         """List the stages of a pipeline rank."""
-        return range(rank, len(self.layers), self.pipeline)
+        return self.placement.stages_of(rank)
 
     def layers_of(self, rank: int) -> int:
         """Count the layers of a pipeline rank."""
-        return sum(self.layers[rank :: self.pipeline])
+        return sum(self.layers[stage] for stage in self.stages_of(rank))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +150,8 @@ def layout_of(
     """Read the degrees of a settled recipe, ``layers`` being those of each stage."""
     as_in_the_recipe = ParallelLayout.__annotations__.keys() & Parallelism.model_fields
     values = {name: getattr(degrees, name) for name in as_in_the_recipe}
-    values["stages_per_rank"] = degrees.stages_per_rank if degrees.pipeline > 1 else 1
+    values["stages_per_rank"] = StagePlacement.of(degrees).stages_per_rank
+    values["splits_backward"] = splits_backward(degrees)
     head_stage = len(layers) - 1
     return ParallelLayout(
         **values, layers=layers, head_stage=head_stage, devices_per_node=devices_per_node

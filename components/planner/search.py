@@ -17,6 +17,7 @@ from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.shape import stage_layers
+from components.config.stages import StagePlacement
 from components.errors import RecipeError
 from components.planner import memory, states
 from components.planner.job import TrainingJob, job_of, layout_of
@@ -176,7 +177,7 @@ class Prices:
 
     def job(self, degrees: Parallelism, size: int) -> TrainingJob:
         """Put a layout into the job of the recipe."""
-        stages = degrees.pipeline * degrees.stages_per_rank if degrees.pipeline > 1 else 1
+        stages = StagePlacement.of(degrees).count
         cut = self._base.shape.num_layers, stages, degrees.stage_balance
         layers = self._once(cut, lambda: tuple(map(len, stage_layers(*cut))))
         layout = layout_of(degrees, layers=layers, devices_per_node=self._devices)
@@ -196,7 +197,8 @@ class Prices:
     def _states(self, job: TrainingJob) -> tuple[tuple[int, ...], list[tuple[States, float]]]:
         """Return the deciding ranks, and of each its state and what its step adds."""
         layout, software = job.layout, self._software.memory
-        cut = layout.tensor, layout.expert, layout.pipeline, layout.layers
+        style = layout.placement.style
+        cut = layout.tensor, layout.expert, layout.pipeline, layout.layers, style
         ranks = self._once(("ranks", cut), lambda: memory.deciding_ranks(layout))
 
         def held() -> list[tuple[States, float]]:
@@ -245,6 +247,6 @@ def _shared_key(job: TrainingJob) -> tuple[object, ...]:
     layout = job.layout
     return (
         *(layout.tensor, layout.pipeline, layout.expert, layout.context),
-        *(layout.sequence_parallel, layout.stages_per_rank),
+        *(layout.sequence_parallel, layout.stages_per_rank, layout.placement.style),
         *(job.microbatch_sequences, job.recompute),
     )

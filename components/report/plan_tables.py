@@ -12,9 +12,9 @@ from components.config.schema.sections import PublishedFigure
 from components.planner.job import Node, ParallelLayout, meaning, nodes_of_first_copy
 from components.planner.plan import Bill, CheckpointCost, Plan
 from components.planner.result import ComparedFigure, PlannedMemory, PlannedTime, PlanResult
-from components.planner.schedule import Timeline
 from components.planner.search_result import GIB, FoundLayout, LayoutsFound
 from components.planner.time import timeline_of
+from components.planner.timeline import Timeline
 from components.report.tables import Grid
 
 

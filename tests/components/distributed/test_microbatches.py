@@ -131,9 +131,7 @@ def test_without_stages_ranks_accumulate_as_one_process_does(two_ranks: Ranks) -
 
 @pytest.mark.quick("zbv")
 @pytest.mark.parametrize("schedule", ["1f1b", *sorted(SPLIT_SCHEDULES)])
-def test_compiled_layers_compute_what_one_process_does(
-    two_ranks: Ranks, schedule: str
-) -> None:
+def test_compiled_layers_compute_what_one_process_does(two_ranks: Ranks, schedule: str) -> None:
     layout = SCHEDULES[schedule]._replace(pipeline=2, compile="layers")
     found = two_ranks(run_steps, GPT, layout, [4], True)
     assert_as_one_process(found, 4, TENSOR_TOLERANCE)
