@@ -14,16 +14,17 @@ from rich.table import Table
 from components.config.schema.recipe import Recipe
 from components.planner.job import label
 from components.planner.result import PlannedMemory, PlanResult
-from components.planner.schedule import RankLine, Timeline
+from components.planner.timeline import RankLine, Timeline
 from components.report import plan_tables
 from components.report.plan_tables import Picture
 from components.report.tables import Grid
 from components.terminal import console
 
-_LINES = {"forward": "─", "backward": "═", "weights": "~"}
+_LINES = {"forward": "─", "backward": "═", "input": "≈", "weights": "~"}
 _SIGNS = {
     "forward": "0── forward pass of microbatch 0",
     "backward": "0══ its backward pass",
+    "input": "0≈≈ the gradient of its input",
     "weights": "0~~ the gradient of its weights",
 }
 _WAITS, _CUT = "·", " … "
@@ -74,7 +75,7 @@ def characters_per_second(timeline: Timeline, room: int) -> float:
     forward = min(block.end - block.start for block in blocks if block.kind == "forward")
     if whole * forward >= _READABLE or forward * _LONGEST <= timeline.seconds:
         return whole
-    filled = next(block.end for block in blocks if block.kind == "backward")
+    filled = next(block.end for block in blocks if block.kind in {"backward", "input"})
     half = (room - len(_CUT)) // 2
     return max(whole, 1 / forward, min(_READABLE / forward, half / filled))
 

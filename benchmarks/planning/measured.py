@@ -157,6 +157,7 @@ def _job(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> Tra
         recompute_every=1,
         sequence_parallel=True,
         schedule="1f1b",
+        splits_backward=False,
         stages_per_rank=1,
         layers=layers,
         head_stage=head,

@@ -194,6 +194,7 @@ def _job(
         recompute_every=1,
         sequence_parallel=fused,
         schedule="1f1b",
+        splits_backward=False,
         stages_per_rank=1,
         layers=tuple(layers),
         head_stage=len(layers) - 1,

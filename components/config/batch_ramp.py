@@ -108,12 +108,19 @@ def fits_schedule(microbatches: int, *, pipeline: int, schedule: str) -> bool:
 
     Fewer microbatches than ranks leave ranks idle all the time, and torch's 1F1B refuses them.
     The interleaved schedules deal them in rounds of at least one a rank, all equally long
-    (``number_of_rounds`` in torch.distributed.pipelining.schedules).
+    (``number_of_rounds`` in torch.distributed.pipelining.schedules). DualPipeV wants one a
+    stage.
     """
     if pipeline == 1:
         return True
     rounds = microbatches // pipeline if schedule in {"interleaved", "zero_bubble"} else 1
-    return microbatches >= pipeline and microbatches % rounds == 0
+    fewest = fewest_microbatches(pipeline, schedule)
+    return microbatches >= fewest and microbatches % rounds == 0
+
+
+def fewest_microbatches(pipeline: int, schedule: str) -> int:
+    """Return how many microbatches ``schedule`` needs on ``pipeline`` ranks."""
+    return 2 * pipeline if schedule == "dualpipev" else pipeline
 
 
 def check_microbatches(recipe: "Recipe") -> None:
@@ -154,8 +161,12 @@ def _refusal(recipe: "Recipe", samples: int, microbatches: int) -> RecipeError:
     """Name batches that fit with these microbatches, and microbatches that fit the batch."""
     degrees, length = recipe.parallelism, recipe.budget.sequence_length
     replicas, pipeline = degrees.data * degrees.expert, degrees.pipeline
-    need = f"{pipeline} pipeline ranks need as many at least"
-    if rounds := microbatches // pipeline:
+    fewest = fewest_microbatches(pipeline, degrees.schedule)
+    need = (
+        f"{pipeline} pipeline ranks need {'as many' if fewest == pipeline else fewest} at least"
+    )
+    if microbatches >= fewest:
+        rounds = microbatches // pipeline
         multiple = f"a multiple of its {rounds} rounds"
         need = f"{degrees.schedule} on {pipeline} pipeline ranks needs {multiple}"
     # There is one above: every multiple of the pipeline ranks fits.

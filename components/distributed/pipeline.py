@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import schedules
 
+from components.config.stages import SPLIT_SCHEDULES, StagePlacement, style_of
 from components.distributed.mesh import Mesh
 from components.distributed.weight_shards import WeightShard
 from components.errors import RecipeError
@@ -23,7 +24,8 @@ def cut_stage(decoder: Decoder, layers: Sequence[int], *, first: bool, last: boo
     """Leave only one stage's parts; say whether its embedding has a twin on another stage.
 
     The first stage embeds, the last one normalizes, maps to logits and takes the loss. Where
-    the head is the embedding's weight, both ends keep it. Names stay those of the whole.
+    the head is the embedding's weight, both ends keep it. Names stay those of the whole. Both
+    ends on one rank are no twins: see `share_ends`.
     """
     tied = decoder.head is None and not (first and last)
     for name in [name for name in decoder.layers if int(name) not in layers]:
@@ -39,13 +41,20 @@ def cut_stage(decoder: Decoder, layers: Sequence[int], *, first: bool, last: boo
     return tied and (first or last)
 
 
+def share_ends(stages: Sequence[Decoder]) -> None:
+    """Let a tied head on the embedding's own rank use its weight; call it after `to_empty`."""
+    first, last = stages[0].embedding, stages[-1].embedding
+    if first is not last and first is not None and last is not None:
+        last.weight = first.weight
+
+
 def sum_tied_gradients(shards: Sequence[WeightShard], mesh: Mesh) -> None:
     """Add up what both ends of the pipeline found for the weight that they share.
 
     Each end sends its rows to the other: both get the same sum, bit for bit.
     """
     group = mesh.axis("pipeline").get_group()
-    opposite = mesh.degrees.pipeline - 1 - mesh.place("pipeline")
+    opposite = mesh.degrees.pipeline - 1 - mesh.place("pipeline")  # in a loop
     for shard in shards:
         if shard.tied:
             mine = shard.parameter.grad
@@ -66,11 +75,13 @@ SCHEDULES: dict[str, Any] = {
     "1f1b": schedules.Schedule1F1B,
     "interleaved": schedules.ScheduleInterleaved1F1B,
     "zero_bubble": schedules.ScheduleInterleavedZeroBubble,
+    "zbv": schedules.ScheduleZBVZeroBubble,
+    "dualpipev": schedules.ScheduleDualPipeV,
 }
 
 # Tests failed in 2.10 and 2.11; by its code (`pipelining._backward`) torch adds a weight's
 # gradient up twice there where one of its products follows another. 2.12 was not tried.
-ZERO_BUBBLE_SINCE = (2, 13)
+SPLIT_SINCE = (2, 13)
 
 # What goes from stage to stage: tokens or hidden states, and what else later stages need.
 Passed = tuple[Tensor, ...]
@@ -80,9 +91,9 @@ Compute = Callable[[Decoder, Passed, Tensor, int], Passed]
 
 
 def check_schedule(schedule: str) -> None:
-    """Raise RecipeError for ``zero_bubble``, which torch computes wrongly before 2.13."""
-    if schedule == "zero_bubble" and release_of(torch.__version__) < ZERO_BUBBLE_SINCE:
-        problem = f"zero_bubble, which torch {torch.__version__} was not seen to compute right"
+    """Raise RecipeError for weight gradients apart, which torch adds up wrongly before 2.13."""
+    if schedule in SPLIT_SCHEDULES and release_of(torch.__version__) < SPLIT_SINCE:
+        problem = f"{schedule}, which torch {torch.__version__} was not seen to compute right"
         remedy = "set parallelism.schedule=interleaved, or use torch 2.13 or newer"
         raise RecipeError("parallelism.schedule", problem, remedy)
 
@@ -111,9 +122,10 @@ class Accumulation:
 class Pipeline:
     """Several stages over the pipeline's ranks, in one of torch's schedules.
 
-    This rank has the ``decoders`` of the stages ``rank, rank + ranks, ...``. Between stages go
+    This rank has the ``decoders`` of its stages in the order of the model. Between stages go
     hidden states of ``hidden_shape`` for one microbatch, in ``dtype``, and in training a row of
-    ``carried`` numbers if there are any, in float32 or finer like the loss.
+    ``carried`` numbers if there are any, in float32 or finer like the loss. Unless it
+    ``splits_backward``, no schedule computes weight gradients apart.
     """
 
     def __init__(
@@ -123,6 +135,7 @@ class Pipeline:
         *,
         compute: Compute,
         schedule: str,
+        splits_backward: bool,
         hidden_shape: tuple[int, int, int],
         carried: int,
         tokens_shape: tuple[int, int],
@@ -130,12 +143,21 @@ class Pipeline:
         device: torch.device,
     ) -> None:
         check_schedule(schedule)
-        self._mesh = mesh
+        self._group = mesh.axis("pipeline").get_group()
+        self._place = mesh.place("pipeline")
+        self._placement = StagePlacement(
+            pipeline=mesh.degrees.pipeline,
+            stages_per_rank=len(decoders),
+            style=style_of(schedule),
+        )
         self._schedule = schedule
+        self._splits_backward = splits_backward
         self._hidden_shape = hidden_shape
         self._dtype = dtype
         self._device = device
-        self._stages = [_Stage(decoder, compute) for decoder in decoders]
+        numbers = self._placement.stages_of(self._place)
+        made = (_Stage(decoder, compute) for decoder in decoders)
+        self._stages = dict(zip(numbers, made, strict=True))
         self._tokens = torch.empty(tokens_shape, dtype=torch.int64, device="meta")
         self._wide = torch.promote_types(dtype, torch.float32)
         sums = (_expected((carried,), self._wide),) if carried else ()
@@ -150,49 +172,53 @@ class Pipeline:
         count = len(batch)
         if count != self._made[0]:  # a batch that ramps up has several
             self._made = count, self._make_schedule(count)
-        for stage in self._stages:
+        for stage in self._stages.values():
             stage.scale = scale
         rows = batch.flatten(0, 1)
-        given = (rows[:, :-1],) if self._mesh.place("pipeline") == 0 else ()
+        given = (rows[:, :-1],) if self._place == 0 else ()
         # The number of a microbatch stays on the host: a device would have to be asked for it.
         kwargs = {"rows": rows, "number": torch.arange(count)}
         self._made[1].step(*given, target=rows, return_outputs=False, **kwargs)
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
-        ranks, here = self._mesh.degrees.pipeline, self._mesh.place("pipeline")
-        group = self._mesh.axis("pipeline").get_group()
-        before, after = ((here + to) % ranks for to in (-1, 1))
         length = (rows.shape[1] - 1) * self._hidden_shape[1] // self._tokens.shape[1]
         shape = len(rows), length, self._hidden_shape[2]
         hidden = torch.empty(shape, dtype=self._dtype, device=self._device)
-        result: Tensor | None = None
-        for turn, stage in enumerate(self._stages):
-            given = rows[:, :-1]
-            if turn or here:
-                _pass_on(dist.irecv, hidden, before, group)
+        given, loss = rows[:, :-1], None
+        for number, stage in self._stages.items():
+            if number and number - 1 not in self._stages:
+                self._pass_on(dist.irecv, hidden, number - 1)
                 given = hidden
             result = stage(given, rows=rows, number=torch.zeros(1, dtype=torch.int64))
-            assert result is not None
-            if stage.decoder.final_norm is None:
-                _pass_on(dist.isend, result.contiguous(), after, group)
-                result = None
-        return result
+            if number == self._placement.count - 1:
+                loss = result
+            elif number + 1 in self._stages:
+                given = result
+            else:
+                self._pass_on(dist.isend, result.contiguous(), number + 1)
+        return loss
+
+    def _pass_on(self, send_or_receive: Callable[..., Any], hidden: Tensor, stage: int) -> None:
+        """Send or receive as torch's schedules do: alone it would need other connections."""
+        peer = self._placement.rank_of(stage)
+        operation = dist.P2POp(send_or_receive, hidden, group=self._group, group_peer=peer)
+        for work in dist.batch_isend_irecv([operation]):
+            work.wait()
 
     def _take(self, decoder: Decoder) -> None:
         for weight in decoder.parameters():
             self.on_weight_gradient(weight)
 
     def _make_schedule(self, microbatches: int) -> Any:
-        ranks, here = self._mesh.degrees.pipeline, self._mesh.place("pipeline")
-        group = self._mesh.axis("pipeline").get_group()
-        count, stages = ranks * len(self._stages), []
-        for index, stage in zip(range(here, count, ranks), self._stages, strict=True):
+        count, stages = self._placement.count, []
+        for index, stage in self._stages.items():
             last = index == count - 1
             # Shapes are known: torch need not run the stage once to learn them.
             given = (self._tokens,) if index == 0 else self._between
             gives = (_expected((), self._wide),) if last else self._between
             place = index, count, self._device
-            lean = LeanStage(stage, *place, given, gives, group=group)
+            lean = LeanStage(stage, *place, given, gives, group=self._group)
+            lean.splits_backward = self._splits_backward
             lean.on_weight_gradients = partial(self._take, stage.decoder)
             stages.append(lean)
         kind = SCHEDULES[self._schedule]
@@ -203,15 +229,6 @@ class Pipeline:
 
 Microbatches = Accumulation | Pipeline
 """One step's forward and backward passes, or a forward pass alone."""
-
-
-def _pass_on(
-    send_or_receive: Callable[..., Any], hidden: Tensor, peer: int, group: dist.ProcessGroup
-) -> None:
-    """Send or receive as torch's schedules do: by itself it would need other connections."""
-    operation = dist.P2POp(send_or_receive, hidden, group=group, group_peer=peer)
-    for work in dist.batch_isend_irecv([operation]):
-        work.wait()
 
 
 def _expected(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -23,7 +23,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from components.config.batch_ramp import fewest_microbatches
 from components.config.schema.recipe import Recipe, read_recipe
+from components.config.stages import V_SCHEDULES
 from components.distributed.devices import device_type
 from components.dryrun import ledgers, world
 from components.run.folder import RunFolder
@@ -78,7 +80,9 @@ def _observe(module: world.FakeRank, modes: ExitStack, count: int) -> StepRehear
     The first makes the optimizer's state, and DTensor asks for the shapes of new operators.
     """
     greets = release_of(torch.__version__) < _GREETS_BEFORE
-    first = count if greets else min(module.recipe.parallelism.pipeline, count)
+    degrees = module.recipe.parallelism
+    fewest = fewest_microbatches(degrees.pipeline, degrees.schedule)
+    first = count if greets else min(fewest, count)
     module.training_step(world.empty_batch(module.recipe, first))
     flops = modes.enter_context(ledgers.FlopLedger())
     calls = modes.enter_context(ledgers.CollectiveLedger(module.mesh))
@@ -119,12 +123,15 @@ def microbatches_to_rehearse(recipe: Recipe) -> int:
 
     Torch's schedules want a microbatch for each rank, and no rank keeps more in flight, but for
     GPipe, which keeps all. Where a rank has several stages, rounds of as many microbatches as
-    ranks go through them, three until it repeats itself; longer rounds are all gone through.
+    ranks go through them, three until it repeats itself; longer rounds are all gone through. A
+    V is full with two a rank.
     """
     degrees, whole = recipe.parallelism, recipe.derived.microbatches_per_step
     ranks = degrees.pipeline
     if ranks > 1 and degrees.schedule == "gpipe":
         return whole
+    if ranks > 1 and degrees.schedule in V_SCHEDULES:
+        return min(2 * ranks + 1, whole)
     if ranks > 1 and degrees.stages_per_rank > 1:
         return whole if whole % ranks else min(3 * ranks, whole)
     return min(ranks + 1, whole)

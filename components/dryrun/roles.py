@@ -1,7 +1,7 @@
 """Dry run of the roles of a recipe, each in a process of its own, and what was planned for it.
 
 Ranks of one stage differ in their data alone. Where rows do not divide evenly the first rank of
-every axis holds the most; of equal stages the first has the most microbatches in flight.
+every axis holds the most; of equal stages one has the most microbatches in flight.
 """
 
 import os
@@ -22,7 +22,7 @@ from components.errors import RecipeError
 from components.planner import communication
 from components.planner.job import BYTES, TrainingJob, job_of
 from components.planner.layer import head_product, layer_products
-from components.planner.memory import RankMemory, Verdict, verdict_of
+from components.planner.memory import RankMemory, Verdict, fullest_of, verdict_of
 from components.planner.plan import Plan
 from components.planner.software import SoftwareSpeed
 from components.planner.states import rank_parameters
@@ -64,17 +64,19 @@ class Role:
 def roles_of(recipe: Recipe) -> tuple[Role, ...]:
     """List the roles in the order of the pipeline."""
     layout = job_of(recipe).layout
-    pipeline, stages = layout.pipeline, layout.layers
+    pipeline = layout.pipeline
     inner = layout.rank_order[layout.rank_order.index("pipeline") + 1 :]
     stride = prod(getattr(layout, axis) for axis in inner)  # ranks from a stage to the next
     found = defaultdict[tuple[tuple[int, ...], bool, bool], list[int]](list)
     for rank in range(pipeline):
-        is_last = rank == (len(stages) - 1) % pipeline
-        found[stages[rank::pipeline], rank == 0, is_last].append(rank)
+        stages = layout.stages_of(rank)
+        layers = tuple(layout.layers[stage] for stage in stages)
+        found[layers, rank == 0, layout.head_stage in stages].append(rank)
     each = recipe.cluster.ranks // pipeline
+    played = ((kind, fullest_of(layout, ranks), len(ranks)) for kind, ranks in found.items())
     return tuple(
-        Role(*kind, ranks[0] * stride, pipeline_rank=ranks[0], stands_for=len(ranks) * each)
-        for kind, ranks in found.items()
+        Role(*kind, rank * stride, pipeline_rank=rank, stands_for=count * each)
+        for kind, rank, count in played
     )
 
 
@@ -137,7 +139,7 @@ def _play(folder: RunFolder, say: Callable[[str], None], role: Role) -> Found:
 def sent_bytes(job: TrainingJob, rank: int, speed: SoftwareSpeed) -> dict[str, float]:
     """Count what the plan has one pipeline rank send, by axis."""
     layout, again, held = job.layout, again_fraction(job), rank_parameters(job, rank)
-    passed = _layers(job, rank) * job.microbatches
+    passed = layout.layers_of(rank) * job.microbatches
     repeated = layout.recomputed_of(rank) * job.microbatches
     tensor = speed.tensor_collectives * communication.tensor_bytes(job)
     replicas = {axis: communication.group_of(layout, axis).size for axis in ("dense", "data")}
@@ -154,13 +156,14 @@ def sent_bytes(job: TrainingJob, rank: int, speed: SoftwareSpeed) -> dict[str, f
 
 def _between_stages(job: TrainingJob, rank: int) -> float:
     """Count hidden states and their gradients, and a tied embedding's gradient by shards."""
-    layout, stages = job.layout, len(job.layout.layers)
-    here = range(rank, stages, layout.pipeline)
-    messages = sum((stage > 0) + (stage < stages - 1) for stage in here)
+    layout, last, place = job.layout, len(job.layout.layers) - 1, job.layout.placement
+    here = set(layout.stages_of(rank))
+    neighbours = (other for stage in here for other in (stage - 1, stage + 1))
+    messages = sum(0 <= other <= last and other not in here for other in neighbours)
     hidden = job.microbatch_tokens * job.shape.dim * BYTES[job.compute]
     hidden /= layout.tensor if layout.sequence_parallel else 1
     sent = job.microbatches * messages * hidden
-    if job.shape.tied_embeddings and stages > 1 and ({0, stages - 1} & set(here)):
+    if job.shape.tied_embeddings and not place.has_both_ends and {0, last} & here:
         rows = job.shape.padded_vocab_size / layout.tensor
         shards = layout.data_shard * layout.context if layout.zero else 1
         sent += rows * job.shape.dim * job.gradient_bytes / shards
@@ -177,14 +180,10 @@ def step_flops(job: TrainingJob, rank: int) -> float:
     attention = job.shape.attention
     width = attention.num_heads * attention.head_dim / layout.tensor
     core = 4.0 * width * job.sequence_length * job.microbatch_tokens * job.attention_passes
-    layers = 3 * _layers(job, rank) * (products + core)
+    layers = 3 * layout.layers_of(rank) * (products + core)
     layers += layout.recomputed_of(rank) * (again[0] * products + again[1] * core)
-    head = layout.head_stage % layout.pipeline == rank
+    head = layout.head_stage in layout.stages_of(rank)
     return job.microbatches * (layers + 3 * head * head_product(job).flops)
-
-
-def _layers(job: TrainingJob, rank: int) -> int:
-    return sum(job.layout.layers[rank :: job.layout.pipeline])
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from components.distributed.devices import device_type
 from components.distributed.mesh import build_mesh
 from components.distributed.pipeline import Microbatches
 from components.dryrun.ledgers import OperatorWatch
-from components.engine.parallelize import RankModel, parallelize_model
+from components.engine.parallelize import RankModel, allocate, parallelize_model
 from components.model import attention, attention_kernels, expert_products, loss, products
 from components.model.moe import Mixture
 from components.torch_internals import operators
@@ -111,8 +111,7 @@ class FakeRank(Pretraining):
         device = torch.device(device_type(self.recipe.cluster.device))
         model = parallelize_model(self.recipe, self.mesh, device=device)
         with self._fake:
-            for decoder in model.stages:
-                decoder.to_empty(device="cpu")
+            allocate(model, device=torch.device("cpu"))
         return model
 
     @override

@@ -6,7 +6,8 @@ expert group wait for one another is in it, what pipeline and data ranks wait fo
 """
 
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 
@@ -69,7 +70,8 @@ class StageCompute:
         self._step = self._first = self._microbatch = 0
         self.own_time = OwnTime(device)
         self._figures: list[Tensor] = []  # of each microbatch: loss, auxiliary loss, load
-        self._outputs: list[Tensor] = []  # the sum of each hidden state sent on
+        # Of each stage's first layer, the sums of the hidden states that it sent on.
+        self._outputs: defaultdict[int, list[Tensor]] = defaultdict(list)
         # By microbatch: its rows, their mask, and how many stages have had it.
         self._masks: dict[int, tuple[Tensor, CausalMask, int]] = {}
 
@@ -107,7 +109,8 @@ class StageCompute:
             carried = inputs[1] if len(inputs) > 1 else None
             tally = take_tally(decoder, carried, self._mesh.axis("context"))
             if not is_last:
-                self._outputs.append(result.detach().sum(dtype=torch.float32))
+                sums = self._outputs[int(next(iter(decoder.layers)))]
+                sums.append(result.detach().sum(dtype=torch.float32))
                 return (result,) if tally is None else (result, tally.row())
             figures = figures_of(decoder, tally, result)
         self._figures.append(figures.detach())
@@ -134,9 +137,13 @@ class StageCompute:
         return mean_over_parts(losses, self._mesh.axis("context"))
 
     @property
-    def is_sound(self) -> bool:
-        """Whether all that this rank computed in the step's forward passes was finite."""
-        return all(torch.isfinite(one).all() for one in [*self._outputs, *self._figures])
+    def unsound_stage(self) -> int | None:
+        """The first of this rank's stages whose forward passes were not all finite, if any."""
+        stages = self._recipe.stages
+        made = {stages[-1][0]: self._figures, **self._outputs}
+        begins = [layer for layer, sums in made.items() if not _are_finite(sums)]
+        found = (stage for stage, layers in enumerate(stages) if layers[0] in begins)
+        return next(found, None)
 
     def share_of_means(self) -> Tensor:
         """Average the step's figures; over all ranks these shares add up to the mean."""
@@ -156,6 +163,10 @@ class StageCompute:
         seed = stream_seed(seed, context, sequence_parallel=context.size() > 1)
         sliced = self._recipe.parallelism.sequence_parallel
         return stream_seed(seed, self._mesh.axis("tensor"), sequence_parallel=sliced)
+
+
+def _are_finite(sums: Iterable[Tensor]) -> bool:
+    return all(torch.isfinite(one).all() for one in sums)
 
 
 def number_documents(tokens: Tensor, eod_id: int) -> Tensor:

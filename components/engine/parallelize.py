@@ -21,7 +21,7 @@ from components.distributed.data import shard_weights
 from components.distributed.devices import StateDtypes, check_float8_device, emulates_float8
 from components.distributed.experts import split_experts
 from components.distributed.mesh import Mesh
-from components.distributed.pipeline import TIED, cut_stage
+from components.distributed.pipeline import TIED, cut_stage, share_ends
 from components.distributed.tensor import split_tensors
 from components.distributed.weight_shards import local
 from components.model.compiling import compile_layers
@@ -115,8 +115,8 @@ def build_rank_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ran
     if recipe.precision.compute == FLOAT8:
         check_float8_device(device)
     model = parallelize_model(recipe, mesh, device=device)
+    allocate(model, device=device)
     for decoder, layers in zip(model.stages, model.layers, strict=True):
-        decoder.to_empty(device=device)
         _fill(decoder, recipe, layers, mesh)
         degrees = recipe.parallelism
         compile_layers(
@@ -128,11 +128,19 @@ def build_rank_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ran
     return model
 
 
+def allocate(model: RankModel, *, device: torch.device) -> None:
+    """Give memory to all stages of a rank: both ends, where it has them, are one weight."""
+    for decoder in model.stages:
+        decoder.to_empty(device=device)
+    share_ends(model.stages)
+
+
 def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> RankModel:
     """Build on ``meta``, cut and split, to compute on ``device``."""
     degrees = recipe.parallelism
     dtypes = StateDtypes.of(recipe.precision, device)
-    ranges = recipe.stages[mesh.place("pipeline") :: degrees.pipeline]
+    placement = recipe.placement
+    ranges = [recipe.stages[stage] for stage in placement.stages_of(mesh.place("pipeline"))]
     stages, tied = [], False
     for layers in ranges:
         decoder = _build(recipe).to(dtypes.master)
@@ -161,7 +169,7 @@ def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ra
         if degrees.zero == 3 and degrees.engine == "mesh":
             shard_weights(decoder, mesh, dtypes=dtypes)
         stages.append(decoder)
-    return RankModel(stages, ranges, (TIED,) if tied else ())
+    return RankModel(stages, ranges, (TIED,) if tied and not placement.has_both_ends else ())
 
 
 def _build(recipe: Recipe) -> Decoder:

@@ -15,6 +15,7 @@ from components.config.rules.engine import FLOAT8
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.shape import ModelShape
+from components.config.stages import StagePlacement, splits_backward, style_of
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 Recompute = Literal["none", "selective", "full"] | tuple[str, ...]
@@ -40,6 +41,7 @@ class ParallelLayout:
     expert_overlap: int
     sequence_parallel: bool
     schedule: str
+    splits_backward: bool
     stages_per_rank: int
     recompute_every: int
     layers: tuple[int, ...]
@@ -51,13 +53,22 @@ class ParallelLayout:
     def ranks(self) -> int:
         return self.data * self.tensor * self.pipeline * self.expert * self.context
 
-    def stages_of(self, rank: int) -> range:
+    @property
+    def placement(self) -> StagePlacement:
+        """Which pipeline rank has which stages."""
+        return StagePlacement(
+            pipeline=self.pipeline,
+            stages_per_rank=self.stages_per_rank,
+            style=style_of(self.schedule),
+        )
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
         """List the stages of a pipeline rank."""
-        return range(rank, len(self.layers), self.pipeline)
+        return self.placement.stages_of(rank)
 
     def layers_of(self, rank: int) -> int:
         """Count the layers of a pipeline rank."""
-        return sum(self.layers[rank :: self.pipeline])
+        return sum(self.layers[stage] for stage in self.stages_of(rank))
 
     def recomputed_of(self, rank: int) -> int:
         """Count the layers of a pipeline rank whose number ``recompute_every`` divides."""
@@ -152,7 +163,8 @@ def layout_of(
     """Read the degrees of a settled recipe, ``layers`` being those of each stage."""
     as_in_the_recipe = ParallelLayout.__annotations__.keys() & Parallelism.model_fields
     values = {name: getattr(degrees, name) for name in as_in_the_recipe}
-    values["stages_per_rank"] = degrees.stages_per_rank if degrees.pipeline > 1 else 1
+    values["stages_per_rank"] = StagePlacement.of(degrees).stages_per_rank
+    values["splits_backward"] = splits_backward(degrees)
     head_stage = len(layers) - 1
     return ParallelLayout(
         **values, layers=layers, head_stage=head_stage, devices_per_node=devices_per_node

@@ -13,6 +13,7 @@ from math import ceil
 from typing import NamedTuple
 
 from components.config.schema.cluster import Hardware
+from components.config.stages import V_SCHEDULES
 from components.errors import RecipeError
 from components.planner.job import Recompute, TrainingJob
 from components.planner.schedule import round_microbatches
@@ -107,7 +108,9 @@ def microbatches_kept(job: TrainingJob, rank: int) -> float:
     2.2.1). With several stages a rank, chunks of 1 / v of its layers: interleaved, (v - 1)
     rounds and 2 (p - rank - 1) + 1 more (section 2.2.2, and the warm-up in its Megatron-LM);
     zero bubble, (v - 1) rounds and p, as weight gradients keep the graphs of later ranks longer
-    (Qi et al. 2023, arXiv 2401.10241, section 2.3).
+    (Qi et al. 2023, arXiv 2401.10241, section 2.3), but p - rank where backward passes are
+    whole. In a V each rank keeps 2 p chunks, with few microbatches the first ranks less
+    (section 6 of the same paper); DualPipeV one more (DeepSeek-V3's table 2: PP + 1).
     """
     layout, most = job.layout, job.microbatches
     if layout.pipeline == 1:
@@ -116,9 +119,13 @@ def microbatches_kept(job: TrainingJob, rank: int) -> float:
         return float(most)
     if layout.schedule == "1f1b":
         return float(min(layout.pipeline - rank, most))
+    if layout.schedule in V_SCHEDULES:
+        full = 2 * layout.pipeline
+        return (full + 1 if layout.schedule == "dualpipev" else min(full, most + rank + 1)) / 2
     interleaved, stages = 2 * (layout.pipeline - rank - 1) + 1, layout.stages_per_rank
+    zero_bubble = layout.pipeline - (0 if layout.splits_backward else rank)
     chunks = (stages - 1) * round_microbatches(layout.pipeline, most)
-    chunks += layout.pipeline if layout.schedule == "zero_bubble" else interleaved
+    chunks += zero_bubble if layout.schedule == "zero_bubble" else interleaved
     return min(chunks, most * stages) / stages
 
 

@@ -1,9 +1,11 @@
 """Every legal layout of a recipe on a number of ranks, and on how many nodes there is one.
 
 What may stand in a layout is asked of the recipe's own rules (`components.config`); here only
-the values are listed that are worth asking about. Two kinds are left out, unless the user names
-them, because the plan's formulas never prefer them: GPipe, which waits as long as 1F1B and
-keeps more, and tensor ranks that could be sequence parallel and are not.
+the values are listed that are worth asking about. Left out, unless the recipe names them, are
+GPipe, which waits as long as 1F1B and keeps more, and tensor ranks that could be sequence
+parallel and are not: the plan's formulas never prefer them. And schedules made to split the
+backward pass where it stays whole: the formulas do not count the messages that interleaved
+stages hide.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,13 +24,15 @@ from components.config.rules.layout import (
 )
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster, Parallelism
+from components.config.stages import SPLIT_SCHEDULES, splits_backward
 from components.errors import RecipeError
 
 SEARCHED = (
     *("data", "tensor", "pipeline", "expert", "context", "zero", "sequence_parallel"),
     *("microbatch_sequences", "recompute", "recompute_every", "schedule", "stages_per_rank"),
 )
-SCHEDULES, STAGES = ("1f1b", "interleaved", "zero_bubble"), (1, 2, 4)
+SCHEDULES = ("1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev")
+STAGES = (1, 2, 4)
 # The largest machine of a profile has 127,488 devices.
 MOST_DEVICES = 131_072
 # Where node-days fall with more nodes, they are taken to fall by this at most.
@@ -115,7 +119,13 @@ class Layouts:
         for zero, (schedule, stages), again in product(zeros, schedules, self._again):
             degrees |= {"zero": zero, "recompute": again[0], "recompute_every": again[1]}
             degrees |= {"schedule": schedule, "stages_per_rank": stages}
-            yield self._changed(**degrees)
+            changed = self._changed(**degrees)
+            if pipeline == 1 or not self._is_made_whole(changed):
+                yield changed
+
+    def _is_made_whole(self, degrees: Parallelism) -> bool:
+        own = degrees.schedule == self._base.schedule
+        return degrees.schedule in SPLIT_SCHEDULES and not (own or splits_backward(degrees))
 
     def _fits_batch(self, replicas: int, pipeline: int) -> bool:
         """Leave out at once what gives a data rank less than a microbatch for each stage."""

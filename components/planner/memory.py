@@ -4,6 +4,8 @@ The peak is the higher of two moments: the backward pass, with states, activatio
 and the optimizer's step, with states and its own temporary copies.
 """
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -119,13 +121,21 @@ def rank_memory(job: TrainingJob, rank: int, software: SoftwareMemory) -> RankMe
 
 
 def deciding_ranks(layout: ParallelLayout) -> tuple[int, ...]:
-    """Choose pipeline ranks among which the fullest is: of equal ones the first keeps most."""
-    first: dict[tuple[int, int, bool, bool], int] = {}
+    """Choose pipeline ranks among which the fullest is: of equal ones the fullest each."""
+    equal = defaultdict[tuple[int, int, bool, bool], list[int]](list)
     for rank in range(layout.pipeline):
         has_head = layout.head_stage in layout.stages_of(rank)
         layers = layout.layers_of(rank), layout.recomputed_of(rank)
-        first.setdefault((*layers, rank == 0, has_head), rank)
-    return tuple(first.values())
+        equal[*layers, rank == 0, has_head].append(rank)
+    return tuple(fullest_of(layout, ranks) for ranks in equal.values())
+
+
+def fullest_of(layout: ParallelLayout, ranks: Sequence[int]) -> int:
+    """Choose of equal ranks the one with most microbatches in flight.
+
+    It is the first, but in a V the last: see `components.planner.layer.microbatches_kept`.
+    """
+    return ranks[-1 if layout.placement.style == "v" else 0]
 
 
 def pass_bytes(job: TrainingJob, rank: int, software: SoftwareMemory) -> float:

@@ -1,73 +1,139 @@
-"""Pipeline schedules: the order of passes on each rank, their timeline, and the bubble.
+"""Pipeline schedules: the order of passes on each rank, and the bubble.
 
 p ranks, m microbatches, v stages a rank; the backward pass takes twice the forward pass.
 
 The orders are those that torch.distributed.pipelining makes, which the mesh engine runs; tests
-compare them action by action. Where a rank has several stages, stage s is on rank s % p.
+compare them action by action. Which stages a rank has, and where gradients of weights come
+apart, says `components.config.stages`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from components.config.stages import V_SCHEDULES, StagePlacement
+from components.planner.v_schedules import PASSES
 
-def bubble_fraction(*, schedule: str, pipeline: int, microbatches: int, stages: int) -> float:
+
+def bubble_fraction(
+    *,
+    schedule: str,
+    pipeline: int,
+    microbatches: int,
+    stages: int,
+    splits_backward: bool = True,
+) -> float:
     """Return the ideal bubble of a schedule.
 
     (p - 1) / m for GPipe (Huang et al. 2019, arXiv 1811.06965, section 2.3) and 1F1B, which
     only keeps less (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1); divided by v
     interleaved (section 2.2.2). Zero bubble fills two thirds of the rest with weight gradients:
-    (p - 1) / 3 m (Qi et al. 2023, arXiv 2401.10241, table 2, ZB-H1, with t_F = t_B = t_W).
+    (p - 1) / 3 m (Qi et al. 2023, arXiv 2401.10241, table 2, ZB-H1, with t_F = t_B = t_W);
+    where the backward pass stays whole it is as interleaved.
     """
     if pipeline == 1:
         return 0.0
+    if schedule in V_SCHEDULES:
+        waits = _v_bubble(schedule, pipeline, microbatches, splits_backward)
+        return waits / (6 * microbatches)
     fraction = (pipeline - 1) / microbatches
-    if schedule == "interleaved":
-        return fraction / stages
-    return fraction / (3 * stages) if schedule == "zero_bubble" else fraction
+    if schedule not in {"interleaved", "zero_bubble"}:
+        return fraction
+    thirds = 3 if schedule == "zero_bubble" and splits_backward else 1
+    return fraction / (thirds * stages)
 
 
-Kind = Literal["forward", "backward", "weights"]
+def _v_bubble(schedule: str, pipeline: int, microbatches: int, splits_backward: bool) -> int:
+    """Count the forward passes of one stage for which a rank of a V waits.
+
+    ZBV: what is left of its zero is the way of the first microbatch to the last rank (section 6
+    of the same paper), or two for each that is missing of those that fill it. DualPipeV:
+    (p - 1) (F&B + B - 3 W) as in DeepSeek-V3's table 2 (arXiv 2412.19437), F&B = F + B as torch
+    runs one after the other. For whole backward passes, of which no paper speaks, `simulate`
+    counts.
+    """
+    if schedule == "dualpipev":
+        return 2 * (pipeline - 1) if splits_backward else 5 * pipeline - 6
+    if not splits_backward:
+        return 4 * (pipeline - 1)
+    return max(pipeline - 1, 2 * (2 * pipeline - 1 - microbatches))
+
+
+Kind = Literal["forward", "backward", "input", "weights"]
 
 
 class Action(NamedTuple):
     """One pass of one microbatch through one stage.
 
-    ``backward`` is all of the backward pass, but for zero bubble that of the stage's input
-    alone; that of its weights is then ``weights``.
+    ``backward`` is all of the backward pass, ``input`` the gradient of the stage's input alone;
+    that of its weights is then ``weights``. What is ``overlapped`` is sent after the next pass.
     """
 
     kind: Kind
     stage: int
     microbatch: int
+    overlapped: bool = False
 
 
 Order = tuple[Action, ...]
 
 
 def orders(
-    *, schedule: str, pipeline: int, microbatches: int, stages: int
+    *,
+    schedule: str,
+    pipeline: int,
+    microbatches: int,
+    stages: int,
+    splits_backward: bool = True,
 ) -> tuple[Order, ...]:
     """List the actions of each pipeline rank, ``stages`` being those of one rank.
 
     GPipe: Huang et al. 2019 (arXiv 1811.06965, section 2.3). 1F1B and interleaved: Narayanan et
     al. 2021 (arXiv 2104.04473, section 2.2). Zero bubble: ZB-H1 of Qi et al. 2023 (arXiv
     2401.10241, section 3), with 1F1B's warm-up and each weight gradient later by the rank.
+    Without ``splits_backward`` passes are whole where their first half would be.
     """
+    if schedule in V_SCHEDULES:
+        found = [_in_a_v(schedule, rank, pipeline, microbatches) for rank in range(pipeline)]
+    else:
+        found = _in_a_loop(schedule, pipeline, microbatches, stages)
+    return tuple(found if splits_backward else map(_with_whole_passes, found))
+
+
+def _with_whole_passes(order: Order) -> Order:
+    return tuple(
+        action._replace(kind="backward") if action.kind == "input" else action
+        for action in order
+        if action.kind != "weights"
+    )
+
+
+def _in_a_v(schedule: str, rank: int, pipeline: int, microbatches: int) -> Order:
+    here = StagePlacement(pipeline=pipeline, stages_per_rank=2, style="v").stages_of(rank)
+    return tuple(
+        Action(_KINDS[name[0]], here[int(name[1])], number, overlapped)
+        for name, number, overlapped in PASSES[schedule](rank, pipeline, microbatches)
+    )
+
+
+_KINDS: Mapping[str, Kind] = {"F": "forward", "B": "backward", "I": "input", "W": "weights"}
+
+
+def _in_a_loop(schedule: str, pipeline: int, microbatches: int, stages: int) -> list[Order]:
     in_round = microbatches if stages == 1 else round_microbatches(pipeline, microbatches)
     # Ranks of the interleaved schedule begin twice as far ahead of the next as the others'.
     lead = 2 if schedule == "interleaved" else 1
+    back: Kind = "input" if schedule == "zero_bubble" else "backward"
     found = []
     for rank in range(pipeline):
         ahead = (stages - 1) * in_round + lead * (pipeline - 1 - rank)
         order = _alternating(
             forward=_passes("forward", rank, pipeline, microbatches, stages, in_round),
-            backward=_passes("backward", rank, pipeline, microbatches, stages, in_round),
+            backward=_passes(back, rank, pipeline, microbatches, stages, in_round),
             warmup=microbatches if schedule == "gpipe" else ahead,
             delay=rank if schedule == "zero_bubble" else None,
         )
         found.append(order)
-    return tuple(found)
+    return found
 
 
 def round_microbatches(pipeline: int, microbatches: int) -> int:
@@ -99,7 +165,7 @@ def _alternating(*, forward: Order, backward: Order, warmup: int, delay: int | N
     With a ``delay`` the gradients of the weights follow, so many backward passes later.
     """
     done: list[Action] = list(forward[:warmup])
-    late = [] if delay is None else [Action("weights", *action[1:]) for action in backward]
+    late = [] if delay is None else [action._replace(kind="weights") for action in backward]
     for place, action in enumerate(backward):
         done += forward[warmup + place : warmup + place + 1]
         done.append(action)
@@ -116,109 +182,8 @@ def most_in_flight(order: Sequence[Action]) -> int:
     They end with their weights' gradient where that comes apart, because the graph that it
     needs lives so long.
     """
-    ends = "weights" if any(action.kind == "weights" for action in order) else "backward"
     now = most = 0
     for action in order:
-        now += (action.kind == "forward") - (action.kind == ends)
+        now += (action.kind == "forward") - (action.kind in {"backward", "weights"})
         most = max(most, now)
     return most
-
-
-class TimelineBlock(NamedTuple):
-    """One pass on the clock of the step, in seconds from its start."""
-
-    kind: Kind
-    stage: int
-    microbatch: int
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassSeconds:
-    """Seconds of one microbatch in one stage; ``weights`` are apart in zero bubble alone."""
-
-    forward: float
-    backward: float
-    weights: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankLine:
-    """One pipeline rank; ``in_flight`` is the most microbatches whose graphs it keeps."""
-
-    blocks: tuple[TimelineBlock, ...]
-    in_flight: float
-
-    @property
-    def busy_seconds(self) -> float:
-        return sum(block.end - block.start for block in self.blocks)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """All pipeline ranks, from the first forward pass to the last backward pass."""
-
-    ranks: tuple[RankLine, ...]
-
-    @property
-    def seconds(self) -> float:
-        return max(line.blocks[-1].end for line in self.ranks)
-
-    def waiting_fraction(self, rank: int) -> float:
-        """Return the part of ``seconds`` in which a rank computes nothing."""
-        return 1 - self.ranks[rank].busy_seconds / self.seconds
-
-
-def simulate(listed: Sequence[Order], seconds: Sequence[PassSeconds]) -> Timeline:
-    """Place every action as early as its rank and what it needs allow.
-
-    ``listed`` has the order of each rank, ``seconds`` those of each stage. A pass begins when
-    its rank is free and what it needs is there: a forward pass needs the one of the stage
-    before, a backward pass the one of the stage after, and the last stage's its own forward
-    pass. Messages are part of a pass's seconds, as in ``rank_seconds``, and block nobody.
-    """
-    ended: dict[Action, float] = {}
-    lines: list[tuple[Order, list[TimelineBlock]]] = [(order, []) for order in listed]
-    while len(ended) < sum(map(len, listed)):
-        before = len(ended)
-        # Up for what goes forward, down for what comes back.
-        for order, blocks in (*lines, *reversed(lines)):
-            _advance(order, blocks, ended, seconds)
-        assert len(ended) > before, "the orders wait for each other"
-    stages_per_rank = len(seconds) // len(listed)
-    return Timeline(
-        ranks=tuple(
-            RankLine(blocks=tuple(blocks), in_flight=most_in_flight(order) / stages_per_rank)
-            for order, blocks in lines
-        )
-    )
-
-
-def _advance(
-    order: Order,
-    blocks: list[TimelineBlock],
-    ended: dict[Action, float],
-    seconds: Sequence[PassSeconds],
-) -> None:
-    """Place actions of one rank until one has to wait for another rank."""
-    free = blocks[-1].end if blocks else 0.0
-    for action in order[len(blocks) :]:
-        ready = _ready(action, ended, last=len(seconds) - 1)
-        if ready is None:
-            return
-        start = max(ready, free)
-        free = ended[action] = start + getattr(seconds[action.stage], action.kind)
-        blocks.append(TimelineBlock(*action, start, free))
-
-
-def _ready(action: Action, ended: Mapping[Action, float], *, last: int) -> float | None:
-    """Return when what the action needs is there; ``None`` where nobody knows yet."""
-    kind, stage, number = action
-    if kind == "forward":
-        return 0.0 if stage == 0 else ended.get(Action("forward", stage - 1, number))
-    if kind == "weights":
-        return ended.get(Action("backward", stage, number))
-    if stage == last:
-        return ended.get(Action("forward", stage, number))
-    return ended.get(Action("backward", stage + 1, number))

@@ -17,6 +17,7 @@ from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.shape import stage_layers
+from components.config.stages import StagePlacement
 from components.errors import RecipeError
 from components.planner import memory, states
 from components.planner.job import TrainingJob, job_of, layout_of
@@ -176,7 +177,7 @@ class Prices:
 
     def job(self, degrees: Parallelism, size: int) -> TrainingJob:
         """Put a layout into the job of the recipe."""
-        stages = degrees.pipeline * degrees.stages_per_rank if degrees.pipeline > 1 else 1
+        stages = StagePlacement.of(degrees).count
         cut = self._base.shape.num_layers, stages, degrees.stage_balance
         layers = self._once(cut, lambda: tuple(map(len, stage_layers(*cut))))
         layout = layout_of(degrees, layers=layers, devices_per_node=self._devices)
@@ -197,8 +198,8 @@ class Prices:
         """Return the deciding ranks, and of each its state and what its step adds."""
         layout, software = job.layout, self._software.memory
         cut = layout.tensor, layout.expert, layout.pipeline, layout.layers
-        every = layout.recompute_every
-        ranks = self._once(("ranks", cut, every), lambda: memory.deciding_ranks(layout))
+        others = layout.recompute_every, layout.placement.style
+        ranks = self._once(("ranks", cut, others), lambda: memory.deciding_ranks(layout))
 
         def held() -> list[tuple[States, float]]:
             parts = [states.rank_parameters(job, rank) for rank in ranks]
@@ -246,6 +247,6 @@ def _shared_key(job: TrainingJob) -> tuple[object, ...]:
     layout = job.layout
     return (
         *(layout.tensor, layout.pipeline, layout.expert, layout.context),
-        *(layout.sequence_parallel, layout.stages_per_rank),
+        *(layout.sequence_parallel, layout.stages_per_rank, layout.placement.style),
         *(job.microbatch_sequences, job.recompute, layout.recompute_every),
     )

@@ -29,7 +29,7 @@ def held(job: TrainingJob, stage: int) -> DeviceParameters:
     """Count the parameters of one of the stages on one tensor and expert rank.
 
     Matrices are cut by the tensor degree, norms and router are not; tied ends are held by both
-    the first and the last stage of a pipeline.
+    the first and the last stage of a pipeline, unless one rank has both.
     """
     shape, layout = job.shape, job.layout
     layers, tensor = layout.layers[stage], layout.tensor
@@ -58,7 +58,8 @@ def _ends(job: TrainingJob, stage: int) -> float:
     """Count the embedding on the first stage and the head on its own."""
     shape, head = job.shape, job.layout.head_stage
     count = end_matrix(job) + shape.position_parameters if stage == 0 else 0.0
-    if stage == head and not (head == 0 and shape.tied_embeddings):
+    rank_of = job.layout.placement.rank_of
+    if stage == head and not (rank_of(head) == rank_of(0) and shape.tied_embeddings):
         count += end_matrix(job)
     return count
 

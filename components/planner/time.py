@@ -12,9 +12,10 @@ from components.config.schema.cluster import Hardware
 from components.planner import communication
 from components.planner.job import TrainingJob
 from components.planner.layer import head_seconds, layer_products, layer_seconds
-from components.planner.schedule import PassSeconds, Timeline, bubble_fraction, orders, simulate
+from components.planner.schedule import bubble_fraction, orders
 from components.planner.software import SoftwareSpeed
 from components.planner.states import rank_parameters, states
+from components.planner.timeline import PassSeconds, Timeline, simulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ def plan_time(
     """
     busy = busy or busy_seconds(job, hardware, speed)
     microbatches, bubble = passes_seconds(job, busy)
-    ends = {0, job.layout.pipeline - 1}
+    ends = {0, job.layout.pipeline - 1}  # a V's first rank has both
     return StepTime(
         microbatches=microbatches,
         bubble=bubble,
@@ -61,6 +62,7 @@ def passes_seconds(job: TrainingJob, busy: Sequence[float]) -> tuple[float, floa
         pipeline=layout.pipeline,
         microbatches=job.microbatches,
         stages=layout.stages_per_rank,
+        splits_backward=layout.splits_backward,
     )
     # Filling and draining go through all ranks, the quicker ones too.
     others = (sum(busy) - slowest) / max(layout.pipeline - 1, 1)
@@ -258,6 +260,7 @@ def timeline_of(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> T
         pipeline=layout.pipeline,
         microbatches=job.microbatches,
         stages=layout.stages_per_rank,
+        splits_backward=layout.splits_backward,
     )
     return simulate(listed, stage_seconds(job, hardware, speed))
 
@@ -276,11 +279,11 @@ def stage_seconds(
     plain = replace(job, recompute="none")
     parts = []
     for stage, share in enumerate(_shares(job, hardware, speed)):
-        rank = stage % layout.pipeline
+        rank = layout.placement.rank_of(stage)
         forward = share * rank_seconds(plain, rank, hardware, speed) / 3
         backward = share * rank_seconds(job, rank, hardware, speed) - forward
-        weights = forward if layout.schedule == "zero_bubble" else 0.0
-        parts.append(PassSeconds(forward=forward, backward=backward - weights, weights=weights))
+        weights = forward if layout.splits_backward else 0.0
+        parts.append(PassSeconds(forward=forward, backward=backward, weights=weights))
     return tuple(parts)
 
 
@@ -292,7 +295,8 @@ def _shares(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> list[
         return [1.0] * count
     alone = replace(job, layout=replace(layout, pipeline=count, stages_per_rank=1))
     weights = [rank_seconds(alone, stage, hardware, speed) for stage in range(count)]
+    beside = [layout.stages_of(layout.placement.rank_of(stage)) for stage in range(count)]
     return [
-        weight / sum(weights[stage % layout.pipeline :: layout.pipeline])
-        for stage, weight in enumerate(weights)
+        weight / sum(weights[other] for other in stages)
+        for weight, stages in zip(weights, beside, strict=True)
     ]

@@ -8,15 +8,20 @@ import plotly.graph_objects as go
 from components.config.schema.types import thaw
 from components.planner.job import label
 from components.planner.result import PlannedMemory, PlanResult
-from components.planner.schedule import Timeline, TimelineBlock
 from components.planner.search_result import GIB
+from components.planner.timeline import Timeline, TimelineBlock
 from components.report import numbers, plan_tables
 from components.report.figures import colour, empty_figure
 from components.report.pages import check_destination, embedded, set_page, write_page
 from components.report.plan_tables import PARTS, Picture
 from components.report.tables import Card, Grid
 
-_KINDS = {"forward": "forward", "backward": "backward", "weights": "gradient of the weights"}
+_KINDS = {
+    "forward": "forward",
+    "backward": "backward",
+    "weights": "gradient of the weights",
+    "input": "gradient of the input",
+}
 # A browser still zooms smoothly over so many bars, and reads so many numbers on them.
 MOST_BLOCKS, _MOST_NUMBERED = 10_000, 2_000
 # Those of the other charts, and three more: a legend needs one for each part.

@@ -18,9 +18,9 @@ from components.planner.result import (
     PlannedTime,
     PlanResult,
 )
-from components.planner.schedule import Timeline
 from components.planner.search_result import GIB, FoundLayout, LayoutsFound
 from components.planner.time import timeline_of
+from components.planner.timeline import Timeline
 from components.report.tables import Grid
 
 

@@ -95,15 +95,14 @@ class LeanStage(PipelineStage):
     few are in flight; here they are on ``meta`` in between. In public nobody says where a stage
     receives: ``_setup_forward_recv_info`` was seen in 2.13 to 2.15 (releases before take memory
     first and give it back from the first step on).
+
+    Unless it ``splits_backward``, a stage that is asked for the gradient of its input computes
+    those of its weights with it, and has none left when it is asked for these.
     """
 
+    splits_backward = True
     # Called after the pass for weights alone, which gives gradients without autograd's hooks.
     on_weight_gradients: Callable[[], None] = staticmethod(lambda: None)
-
-    @override
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
-        self.on_weight_gradients()
 
     @override
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
@@ -116,10 +115,23 @@ class LeanStage(PipelineStage):
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     @override
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
+        full_backward = full_backward or not self.splits_backward
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         _move(self.args_recv_info[bwd_chunk_id], NOWHERE)
         _move(self.grad_recv_info.get(bwd_chunk_id, ()), NOWHERE)
+
+    @override
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        if self.splits_backward:
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+            self.on_weight_gradients()
 
     @override
     def _setup_forward_recv_info(self, *args: Any, **kwargs: Any) -> None:

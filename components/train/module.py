@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from components.build import build
 from components.checkpoint.metadata import RunProgress
 from components.config.schema.recipe import Recipe
+from components.config.stages import splits_backward
 from components.data.samples import samples_digest
 from components.distributed.data import DataParallel
 from components.distributed.devices import StateDtypes, compute_dtype
@@ -73,8 +74,9 @@ class Pretraining(LightningModule):
         return [stage for stage in self.stages if isinstance(stage, Decoder)]
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """List what this rank holds, under the names of the whole model."""
-        return (pair for decoder in self.decoders for pair in decoder.named_parameters())
+        """List what this rank holds, under the names of the whole model, once each."""
+        pairs = (pair for decoder in self.decoders for pair in decoder.named_parameters())
+        return iter(dict(pairs).items())
 
     def is_due(self, every_tokens: int) -> bool:
         """Whether the step just taken crossed a cadence, or was the last."""
@@ -150,6 +152,7 @@ class Pretraining(LightningModule):
             self.mesh,
             compute=self.compute,
             schedule=degrees.schedule,
+            splits_backward=splits_backward(degrees),
             tokens_shape=(sequences, length),
             hidden_shape=(sequences, length // slices, self.recipe.shape.dim),
             carried=RoutingTally.numbers(experts) if experts else 0,

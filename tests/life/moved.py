@@ -69,6 +69,18 @@ ORIGINS = (
         ),
     ),
     Origin(
+        recipe="bloom560m",  # tied: in a V one rank has both ends
+        precision="float32",
+        words=(),
+        layout={"pipeline": 2, "schedule": "zbv", "stages_per_rank": 2},
+        targets=(
+            {},
+            {"schedule": "dualpipev", "data": 2},
+            {"schedule": "interleaved", "tensor": 2},
+            {"pipeline": 1, "schedule": "1f1b", "stages_per_rank": 1},
+        ),
+    ),
+    Origin(
         recipe="mula7b_a1b",
         precision="float64",  # float32's last digit can send a token to another expert
         words=("model.mlp.num_experts=8", "model.mlp.top_k=2"),

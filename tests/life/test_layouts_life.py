@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.life.conftest import TINY, Program, act, command, entries, environment
+from tests.life.moved import killed_copy
 
 pytestmark = pytest.mark.long
 
@@ -46,8 +47,9 @@ def start(home: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def finish(home: Path, name: str, *words: str) -> Path:
-    run = home / name
-    assert act(home, *SHORT, *words, f"run={run}") == 0
+    run, named = home / name, {word.partition("=")[0] for word in words}
+    short = (word for word in SHORT if word.partition("=")[0] not in named)
+    assert act(home, *short, *words, f"run={run}") == 0
     return run
 
 
@@ -81,6 +83,23 @@ def test_stages_of_tensor_ranks_find_the_losses_of_one_process(grid: Path, alone
 def test_sharded_weights_find_the_losses_of_one_process(alone: Path, home: Path) -> None:
     run = finish(home, "sharded", "cluster.ranks=2", "parallelism.zero=3")
     assert_same_losses(run, alone)
+
+
+@pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
+def test_a_v_of_stages_goes_on_with_its_bits(
+    home: Path, program: Program, schedule: str
+) -> None:
+    deep = ("model.num_layers=4", "parallelism.microbatch_sequences=1")
+    places = ("pipeline=2", "stages_per_rank=2", f"schedule={schedule}")
+    words = (*deep, "cluster.ranks=2", *(f"parallelism.{key}" for key in places))
+    v = finish(home, schedule, *words)
+    resumed = killed_copy(v, home / f"{schedule}-killed")
+    program(f"resume={resumed}")
+    for kind in ("step", "held_out"):
+        found, expected = (
+            {one["step"]: one["loss"] for one in entries(run, kind)} for run in (resumed, v)
+        )
+        assert found == expected
 
 
 def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_losses(

@@ -10,7 +10,8 @@ import pytest
 from command.plan_text import characters_per_second, print_plan, shown_ranks, timeline_rows
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
-from components.planner.schedule import PassSeconds, Timeline, orders, simulate
+from components.planner.schedule import orders
+from components.planner.timeline import PassSeconds, Timeline, simulate
 from components.report.plan_tables import Picture, picture_of
 from tests.recipes.test_plans import RECIPES, at_home
 
@@ -35,12 +36,7 @@ def printed(name: str, *words: str) -> str:
 def timeline(
     schedule: str, pipeline: int, microbatches: int, stages: int, forward: float
 ) -> Timeline:
-    apart = schedule == "zero_bubble"
-    seconds = PassSeconds(
-        forward=forward,
-        backward=forward if apart else 2 * forward,
-        weights=forward if apart else 0.0,
-    )
+    seconds = PassSeconds(forward=forward, backward=2 * forward, weights=forward)
     listed = orders(
         schedule=schedule, pipeline=pipeline, microbatches=microbatches, stages=stages
     )
@@ -82,8 +78,21 @@ def test_every_pass_of_1f1b_is_drawn_where_it_happens() -> None:
 def test_the_gradient_of_the_weights_has_its_own_line() -> None:
     rows = timeline_rows(timeline("zero_bubble", 2, 2, 2, 1.0), 130)
     assert "0~~" in rows[1]
+    assert "0≈≈" in rows[1]
+    assert "its backward pass" not in rows[-1]
     assert "the gradient of its weights" in rows[-1]
     assert "~" not in "".join(timeline_rows(timeline("1f1b", 2, 2, 1, 1.0), 130))
+
+
+def test_dualpipev_has_whole_and_split_backward_passes() -> None:
+    """Two ranks: the first waits for 2 to come, whose pass the second overlaps with 0's."""
+    rows = timeline_rows(timeline("dualpipev", 2, 4, 2, 1.0), 26 * 4 + 19)
+    _, first, second, legend = rows
+    assert first[5:].startswith("0───1───2───0───0≈≈≈0~~~1───3───1═══════····2───0═══════")
+    assert second[5:].startswith("····0───0───1───1───2───0═══════2───0═══════3───1═══════")
+    for words in ("its backward pass", "the gradient of its input", "of its weights"):
+        assert words in legend
+    assert first.split()[-1] == second.split()[-1] == "2.5"
 
 
 @pytest.mark.parametrize("width", [60, 90, 130, 200])

@@ -10,6 +10,7 @@ from components.config.rules.attention import attention_backends
 from components.config.rules.engine import check_engine, check_float8_layout
 from components.config.schema.sections import Parallelism
 from components.config.shape import ModelShape, divisors
+from components.config.stages import V_SCHEDULES
 from components.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ def check_degrees(recipe: "Recipe") -> None:
     _check_experts(recipe)
     check_schedule(recipe.parallelism)
     _check_recompute(recipe)
-    _check_zero_bubble(recipe)
     _check_pipeline(recipe)
     check_engine(recipe)
     check_float8_layout(recipe)
@@ -170,6 +170,12 @@ def _check_experts(recipe: "Recipe") -> None:
 def check_schedule(degrees: Parallelism) -> None:
     """Raise a RecipeError unless a rank, a single one too, has the stages of its schedule."""
     schedule, stages = degrees.schedule, degrees.stages_per_rank
+    if schedule in V_SCHEDULES:
+        if stages != 2:
+            problem = f"{schedule} has two stages on each rank, not {stages}"
+            remedy = "set parallelism.stages_per_rank=2, or parallelism.schedule=interleaved"
+            raise RecipeError("parallelism.stages_per_rank", problem, remedy)
+        return
     several = schedule in {"interleaved", "zero_bubble"}
     if several == (stages > 1):
         return
@@ -190,24 +196,6 @@ def _check_recompute(recipe: "Recipe") -> None:
     if every > layers:
         problem = f"{every}, but model.num_layers is {layers}: only the first is recomputed"
         raise RecipeError("parallelism.recompute_every", problem, f"use 1 to {layers}")
-
-
-def _check_zero_bubble(recipe: "Recipe") -> None:
-    """This schedule adds weight gradients up by itself: nothing can be done in between."""
-    degrees, accumulate = recipe.parallelism, recipe.precision.accumulate
-    if degrees.pipeline == 1 or degrees.schedule != "zero_bubble":
-        return
-    when = "after each microbatch, which zero_bubble leaves no moment for"
-    if degrees.zero == 2:
-        remedy = "set parallelism.zero=1, or parallelism.schedule=interleaved"
-        raise RecipeError("parallelism.zero", f"2 shards gradients {when}", remedy)
-    if degrees.recompute != "none":
-        problem = "zero_bubble goes through the backward pass twice, torch's recomputation once"
-        remedy = "set parallelism.recompute=none, or parallelism.schedule=interleaved"
-        raise RecipeError("parallelism.recompute", problem, remedy)
-    if accumulate == "bfloat16":
-        remedy = "set precision.accumulate=float32, or parallelism.schedule=interleaved"
-        raise RecipeError("precision.accumulate", f"bfloat16 rounds {when}", remedy)
 
 
 def _check_pipeline(recipe: "Recipe") -> None:

@@ -17,6 +17,7 @@ from components.config.schema.data import DataSection
 from components.config.schema.sections import Stem
 from components.config.schema.types import FrozenMapping, Node
 from components.config.shape import ModelShape, stage_layers
+from components.config.stages import StagePlacement
 from components.config.suggestions import nearest, suggest, written_number
 from components.config.targets import check_nodes
 from components.errors import RecipeError
@@ -114,10 +115,14 @@ class Recipe(types.Section):
 
     @cached_property
     def stages(self) -> tuple[range, ...]:
-        """Layers of each pipeline stage; stage s is on pipeline rank s % pipeline."""
-        degrees = self.parallelism
-        stages = degrees.pipeline * degrees.stages_per_rank if degrees.pipeline > 1 else 1
-        return stage_layers(self.shape.num_layers, stages, degrees.stage_balance)
+        """Layers of each pipeline stage."""
+        stages, balance = self.placement.count, self.parallelism.stage_balance
+        return stage_layers(self.shape.num_layers, stages, balance)
+
+    @property
+    def placement(self) -> StagePlacement:
+        """Which pipeline rank has which stages."""
+        return StagePlacement.of(self.parallelism)
 
     @cached_property
     def derived(self) -> batch_ramp.DerivedNumbers:

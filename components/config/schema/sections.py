@@ -82,7 +82,7 @@ class Parallelism(Section):
 
     ``data_shard`` ranks share one sharded copy of what ``zero`` shards; data x expert ranks are
     so many copies of it. ``rank_order`` says which axis changes slowest from rank to rank, and
-    which fastest. With ``stages_per_rank`` above 1 stage s is on pipeline rank s % pipeline.
+    which fastest. Which rank has which stages says :mod:`components.config.stages`.
     Gradients leave in buckets of ``bucket_elements`` numbers, or one larger weight; with
     ``overlap`` under the backward pass, and updated weights come under the next forward pass.
     Tokens go to experts on other ranks in ``expert_overlap`` parts: while one is computed,
@@ -115,7 +115,7 @@ class Parallelism(Section):
     recompute_every: Count
     compile: Literal["none", "layers"]
     gc_every_steps: Annotated[Count | Literal["never"], KeyGroup.MACHINE]
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
     stages_per_rank: Ranks
     stage_balance: Balance
     rank_order: Annotated[tuple[Axis, ...], Field(strict=False)]

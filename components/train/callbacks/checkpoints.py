@@ -233,11 +233,12 @@ def found_by(module: Pretraining) -> list[dict[str, Any]]:
     not finite counts. If none was, it began in a backward pass: gradients are averaged by then,
     and tell the stage and the weights but not the data rank.
     """
-    forward = not module.compute.is_sound
+    stage = module.compute.unsound_stage
+    forward = stage is not None
     mine: dict[str, Any] = {
         "rank": dist.get_rank(),
         "node": node_name(os.environ),
-        "stage": module.mesh.place("pipeline"),
+        "stage": stage if forward else module.mesh.place("pipeline"),
         "in": "forward" if forward else "gradient",
         "weights": [] if forward else module.engine.unsound()[:MOST_NAMED],
     }

@@ -261,6 +261,31 @@ def test_a_layout_goes_on_with_the_same_bits(
     assert_equal(resumed, uninterrupted)
 
 
+DEEP = PARTS._replace(num_layers=4)
+LOOP = Layout(pipeline=2, shard=2, zero=1, schedule="interleaved", stages_per_rank=2)
+V = LOOP._replace(schedule="zbv")
+
+
+@pytest.mark.parametrize(("first", "second"), [(V, LOOP), (LOOP, V), (V, ALONE)])
+def test_a_v_of_stages_is_saved_under_the_names_of_the_whole(
+    ranks: Ranks, tmp_path: Path, first: Layout, second: Layout
+) -> None:
+    whole = merged(ranks(save, DEEP, first, tmp_path, STEPS))
+    checkpoint = only_checkpoint(tmp_path)
+    moved = [load(DEEP, ALONE, checkpoint)] if second == ALONE else None
+    assert_equal(merged(moved or ranks(load, DEEP, second, checkpoint)), whole)
+    expected = train_alone(DEEP, first.data, STEPS)
+    assert all((whole[name] - x).abs().max() < SAME_TRAINING for name, x in expected.items())
+
+
+def test_a_v_of_stages_goes_on_with_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
+    uninterrupted = merged(ranks(save, DEEP, V, tmp_path / "whole", 2 * STEPS))
+    ranks(save, DEEP, V, tmp_path / "killed", STEPS)
+    checkpoint = only_checkpoint(tmp_path / "killed")
+    steps = range(STEPS, 2 * STEPS)
+    assert_equal(merged(ranks(go_on, DEEP, V, checkpoint, steps)), uninterrupted)
+
+
 EXPERTS = PARTS._replace(mlp=MIXTURE, tied=False)
 WITH_EXPERTS = {
     "expert 4": Layout(expert=4, zero=1),

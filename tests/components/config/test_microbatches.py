@@ -11,9 +11,11 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -21,6 +23,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.batch_ramp import fits_schedule, nearest_multiples, neighbours
 from components.config.schema.recipe import Recipe
+from components.config.stages import StagePlacement, style_of
 from components.errors import RecipeError
 
 SCHEDULES = {
@@ -28,6 +31,8 @@ SCHEDULES = {
     "1f1b": Schedule1F1B,
     "interleaved": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
 }
 
 
@@ -47,9 +52,9 @@ def torch_accepts(microbatches: int, *, pipeline: int, schedule: str) -> bool:
     kind = SCHEDULES[schedule]
     several = 2 if issubclass(kind, PipelineScheduleMulti) else 1
     device = torch.device("cpu")
+    where = StagePlacement(pipeline=pipeline, stages_per_rank=several, style=style_of(schedule))
     stages = [
-        PipelineStage(nn.Identity(), index * pipeline, several * pipeline, device)
-        for index in range(several)
+        PipelineStage(nn.Identity(), stage, where.count, device) for stage in where.stages_of(0)
     ]
     given = stages if several > 1 else stages[0]
     try:
@@ -121,6 +126,12 @@ def test_the_smallest_batch_of_a_ramp_is_asked_too() -> None:
         r"14 pipeline ranks need as many at least\n.*458,752 tokens; or .*sequences=1$",
     ):
         compose("bloom176b", "scale=full", "parallelism.pipeline=14")
+
+
+def test_dualpipev_wants_a_microbatch_for_each_of_its_stages() -> None:
+    words = ("scale=full", "parallelism.schedule=dualpipev", "parallelism.stages_per_rank=2")
+    with pytest.raises(RecipeError, match=r"12 pipeline ranks need 24 at least\n.*=1$"):
+        compose("bloom176b", *words)
 
 
 def test_rounds_that_are_not_equal_are_refused_with_batches_on_both_sides() -> None:

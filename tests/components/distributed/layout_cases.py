@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from components.config.shape import stage_layers
+from components.config.stages import StagePlacement, style_of
 from components.distributed.data import DataParallel, shard_weights
 from components.distributed.devices import StateDtypes
 from components.distributed.experts import Dispatch, figures_of, split_experts, take_tally
@@ -22,10 +23,12 @@ from components.distributed.pipeline import (
     Passed,
     Pipeline,
     cut_stage,
+    share_ends,
     sum_tied_gradients,
 )
 from components.distributed.tensor import split_tensors
 from components.distributed.tensor_styles import seed_layers
+from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.model.moe import expert_layers
 from components.model.recompute import checkpoint_activations
@@ -52,6 +55,7 @@ class Layout(NamedTuple):
     sequence_parallel: bool = False
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_every: int = 1
+    compile: Literal["none", "layers"] = "none"
     dispatch: Dispatch = "all_gather"
     overlap: int = 1
     expert_aware: bool = True
@@ -157,6 +161,7 @@ class ParallelModel:
         for stage in self.stages:
             _parallelize(stage, layout, self.mesh, dtypes)
             seed_layers(stage, self.compute.seed)
+        share_ends(self.stages)
         self.parallel = DataParallel(
             self.stages,
             self.mesh,
@@ -199,6 +204,7 @@ class ParallelModel:
             self.mesh,
             compute=self.compute,
             schedule=layout.schedule,
+            splits_backward=layout.recompute == layout.compile == "none",
             tokens_shape=(SEQUENCES, LENGTH),
             hidden_shape=(SEQUENCES, LENGTH // slices, DIM),
             carried=RoutingTally.numbers(len(experts[0].up.weight)) if experts else 0,
@@ -208,20 +214,28 @@ class ParallelModel:
 
 
 def _cut(model: Decoder, layout: Layout, mesh: Mesh) -> tuple[list[Decoder], bool]:
-    count = layout.pipeline * layout.stages_per_rank
-    ranges = stage_layers(model.num_layers, count, "layers")
+    where = StagePlacement(
+        pipeline=layout.pipeline,
+        stages_per_rank=layout.stages_per_rank,
+        style=style_of(layout.schedule),
+    )
+    ranges = stage_layers(model.num_layers, where.count, "layers")
     stages, tied = [], False
-    for index in range(mesh.place("pipeline"), count, layout.pipeline):
+    for index in where.stages_of(mesh.place("pipeline")):
         stage = copy.deepcopy(model)
-        tied |= cut_stage(stage, ranges[index], first=index == 0, last=index == count - 1)
+        last = index == where.count - 1
+        tied |= cut_stage(stage, ranges[index], first=index == 0, last=last)
         stages.append(stage)
-    return stages, tied
+    return stages, tied and not where.has_both_ends
 
 
 def _parallelize(stage: Decoder, layout: Layout, mesh: Mesh, dtypes: StateDtypes) -> None:
     split_experts(stage, mesh.axis("expert"), dispatch=layout.dispatch, overlap=layout.overlap)
     split_tensors(stage, mesh.axis("tensor"), sequence_parallel=layout.sequence_parallel)
     checkpoint_activations(stage, layout.recompute, every=layout.recompute_every)
+    compile_layers(
+        stage, layout.compile, recompute=layout.recompute, every=layout.recompute_every
+    )
     if layout.zero == 3:
         shard_weights(stage, mesh, dtypes=dtypes)
 

@@ -125,11 +125,11 @@ def test_data_ranks_divide_whole_mixtures_too(two_ranks: Ranks, zero: int) -> No
 
 
 @pytest.mark.parametrize("scope", ["model", "layer"])
-@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble", "zbv", "dualpipev"])
 def test_stages_hand_on_what_the_auxiliary_losses_need(
     two_ranks: Ranks, scope: str, schedule: str
 ) -> None:
-    several = schedule == "zero_bubble"
+    several = schedule != "1f1b"
     layout = Layout(pipeline=2, schedule=schedule, stages_per_rank=2 if several else 1)
     parts = mixture(auxiliary_scope=scope)._replace(num_layers=5)
     for rank in two_ranks(run_steps, parts, layout, [4, 6], True):
@@ -137,8 +137,13 @@ def test_stages_hand_on_what_the_auxiliary_losses_need(
         assert rank.gradient < TOLERANCE
 
 
-def test_stages_of_expert_ranks_compute_what_one_process_does(four_ranks: Ranks) -> None:
-    found = four_ranks(run_steps, mixture(), Layout(pipeline=2, expert=2), [4], False)
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 1), ("zbv", 2)])
+def test_stages_of_expert_ranks_compute_what_one_process_does(
+    four_ranks: Ranks, schedule: str, stages: int
+) -> None:
+    layout = Layout(pipeline=2, expert=2, schedule=schedule, stages_per_rank=stages)
+    parts = mixture()._replace(num_layers=4)
+    found = four_ranks(run_steps, parts, layout, [4], False)
     for rank in found:
         assert rank.loss < TOLERANCE
         assert rank.gradient < TOLERANCE

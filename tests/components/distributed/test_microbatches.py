@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from components.config.stages import SPLIT_SCHEDULES
 from components.distributed.pipeline import check_schedule
 from components.errors import RecipeError
 from components.model.positions import Learned
@@ -34,6 +35,8 @@ SCHEDULES = {
     "1f1b": Layout(schedule="1f1b"),
     "interleaved": Layout(schedule="interleaved", stages_per_rank=2),
     "zero_bubble": Layout(schedule="zero_bubble", stages_per_rank=2),
+    "zbv": Layout(schedule="zbv", stages_per_rank=2),
+    "dualpipev": Layout(schedule="dualpipev", stages_per_rank=2),
 }
 RAMP_UP = [4, 6]
 schedules = pytest.mark.parametrize("schedule", SCHEDULES)
@@ -61,6 +64,16 @@ def test_two_ranks_compute_what_one_does_while_the_batch_grows(
     assert_as_one_process(found, 14, TOLERANCE)
 
 
+@pytest.mark.quick("zero_bubble")
+@pytest.mark.parametrize("schedule", ["interleaved", *sorted(SPLIT_SCHEDULES)])
+def test_what_each_microbatch_leaves_is_averaged_at_once(
+    four_ranks: Ranks, schedule: str
+) -> None:
+    """Where weights have a pass of their own, that is when ZeRO 2 takes their gradients."""
+    layout = SCHEDULES[schedule]._replace(pipeline=2, shard=2, zero=2, bucket_elements=1_000)
+    assert_as_one_process(four_ranks(run_steps, GPT, layout, [4, 4], False), 8, TOLERANCE)
+
+
 @pytest.mark.quick("1f1b")
 @schedules
 def test_evaluation_between_steps_finds_the_loss_and_changes_nothing(
@@ -75,14 +88,16 @@ def test_evaluation_between_steps_finds_the_loss_and_changes_nothing(
 def test_four_ranks_compute_what_one_does(four_ranks: Ranks, schedule: str) -> None:
     layout = SCHEDULES[schedule]._replace(pipeline=4)
     parts = GPT._replace(num_layers=8)
-    assert_as_one_process(four_ranks(run_steps, parts, layout, [4, 8], True), 12, TOLERANCE)
+    counts = [8, 12] if schedule == "dualpipev" else [4, 8]  # one for each of its stages
+    found = four_ranks(run_steps, parts, layout, counts, True)
+    assert_as_one_process(found, sum(counts), TOLERANCE)
 
 
 @pytest.mark.quick("1f1b-full-1", "interleaved-selective-2")
 @pytest.mark.parametrize(
     ("recompute", "every"), [("full", 1), ("selective", 1), ("selective", 2)]
 )
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@schedules
 def test_recomputed_layers_drop_what_one_process_drops(
     two_ranks: Ranks, schedule: str, recompute: Any, every: int
 ) -> None:
@@ -91,20 +106,28 @@ def test_recomputed_layers_drop_what_one_process_drops(
     assert_as_one_process(two_ranks(run_steps, DROPS, layout, RAMP_UP, False), 10, TOLERANCE)
 
 
-def test_zero_bubble_drops_what_one_process_drops(two_ranks: Ranks) -> None:
-    layout = SCHEDULES["zero_bubble"]._replace(pipeline=2)
+@pytest.mark.quick("zbv")
+@pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))
+def test_split_backward_passes_drop_what_one_process_drops(
+    two_ranks: Ranks, schedule: str
+) -> None:
+    layout = SCHEDULES[schedule]._replace(pipeline=2)
     assert_as_one_process(two_ranks(run_steps, DROPS, layout, RAMP_UP, False), 10, TOLERANCE)
 
 
 @pytest.mark.quick("1f1b-1")
 @pytest.mark.parametrize(
     ("schedule", "zero"),
-    [("gpipe", 2), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1)],
-)
+    [("gpipe", 2), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zbv", 1), ("zbv", 2),
+     ("dualpipev", 1), ("dualpipev", 2)],
+)  # fmt: skip
 def test_stages_of_data_ranks_compute_what_one_process_does(
     four_ranks: Ranks, schedule: str, zero: int
 ) -> None:
+    # What shards gradients after each microbatch has whole backward passes alone.
+    whole = zero == 2 and schedule in SPLIT_SCHEDULES
     layout = SCHEDULES[schedule]._replace(pipeline=2, shard=2, zero=zero)
+    layout = layout._replace(recompute="full") if whole else layout
     assert_as_one_process(four_ranks(run_steps, GPT, layout, RAMP_UP, True), 10, TOLERANCE)
 
 
@@ -127,14 +150,23 @@ def test_without_stages_ranks_accumulate_as_one_process_does(two_ranks: Ranks) -
         assert_as_one_process(found, 5, TOLERANCE)
 
 
+@pytest.mark.quick("zbv")
+@pytest.mark.parametrize("schedule", ["1f1b", *sorted(SPLIT_SCHEDULES)])
+def test_compiled_layers_compute_what_one_process_does(two_ranks: Ranks, schedule: str) -> None:
+    layout = SCHEDULES[schedule]._replace(pipeline=2, compile="layers")
+    found = two_ranks(run_steps, GPT, layout, [4], True)
+    assert_as_one_process(found, 4, TENSOR_TOLERANCE)
+
+
+@pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))
 @pytest.mark.parametrize("version", ["2.10.0a0+git449b176", "2.11.0+cu130", "2.12.1"])
-def test_zero_bubble_is_refused_where_torch_computes_it_wrongly(
-    version: str, monkeypatch: pytest.MonkeyPatch
+def test_split_backward_passes_are_refused_where_torch_computes_them_wrongly(
+    version: str, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     check_schedule("interleaved")
     with pytest.raises(RecipeError) as refused:
-        check_schedule("zero_bubble")
+        check_schedule(schedule)
     assert refused.value.path == "parallelism.schedule"
     assert version in refused.value.problem
     assert "parallelism.schedule=interleaved" in refused.value.remedy

@@ -146,6 +146,16 @@ def assert_equal_ends(ranks: Ranks, layout: Layout, pairs: list[tuple[int, int]]
     assert (rows - expected).abs().max() / expected.abs().max() < TOLERANCE
 
 
+def test_both_ends_on_one_rank_are_one_weight(two_ranks: Ranks) -> None:
+    """No twin is elsewhere, and both uses add up to the whole's gradient."""
+    layout = Layout(pipeline=2, schedule="zbv", stages_per_rank=2)
+    assert all(tied == {} for tied, _ in two_ranks(sum_ends, TIED, layout))
+    found = two_ranks(step_ends, TIED, layout)
+    assert [len(weights) for weights in found] == [1, 0]
+    loop = two_ranks(step_ends, TIED, layout._replace(schedule="interleaved"))
+    assert (found[0][0] - loop[0][0]).abs().max() < TOLERANCE
+
+
 def test_after_steps_both_ends_are_still_one_weight(four_ranks: Ranks) -> None:
     (first,), (second,), (third,), (fourth,) = four_ranks(
         step_ends, TIED, Layout(pipeline=2, shard=2, zero=1)

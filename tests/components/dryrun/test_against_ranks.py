@@ -30,6 +30,14 @@ LAYOUTS = {
     "data": ("recipe=teuken7b", "parallelism.data=2", "parallelism.zero=2"),
     "tensor": ("recipe=teuken7b", "parallelism.tensor=2", "parallelism.sequence_parallel=true"),
     "pipeline": ("recipe=teuken7b", "parallelism.pipeline=2", "parallelism.schedule=1f1b"),
+    "pipeline in a V": (
+        "recipe=bloom560m",  # tied
+        "parallelism.pipeline=2",
+        "parallelism.schedule=zbv",
+        "parallelism.stages_per_rank=2",
+        "parallelism.microbatch_sequences=3",
+        "model.num_layers=4",
+    ),
     "expert": (
         "recipe=mula7b_a1b",
         "parallelism.expert=2",
@@ -53,7 +61,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("dryrun")
     found = {}
     for name, words in LAYOUTS.items():
-        recipe = compose_recipe(read_point([*SIZES, *words]))
+        named = {word.partition("=")[0] for word in words}
+        sizes = (word for word in SIZES if word.partition("=")[0] not in named)
+        recipe = compose_recipe(read_point([*sizes, *words]))
         found[name] = create_run_folder(recipe, home / name.replace(" ", "-")).path
     paths = [str(path) for path in found.values()]
     real = [["measured_rank.py", rank, "2", *paths] for rank in ("0", "1")]

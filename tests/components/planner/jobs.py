@@ -13,6 +13,7 @@ from components.config.shape import (
     NormShape,
     PositionsShape,
 )
+from components.config.stages import SPLIT_SCHEDULES
 from components.planner.job import ParallelLayout, TrainingJob
 from components.planner.software import OURS, SoftwareModel, read_software
 
@@ -51,6 +52,7 @@ def layout(**changes: Any) -> ParallelLayout:
         "expert_overlap": 1,
         "sequence_parallel": True,
         "schedule": "1f1b",
+        "splits_backward": changes.get("schedule") in SPLIT_SCHEDULES,
         "stages_per_rank": 1,
         "recompute_every": 1,
         "layers": tuple([layers // stages] * stages),

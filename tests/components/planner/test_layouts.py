@@ -12,6 +12,7 @@ from command.compose import compose_recipe
 from components.config.rules.check import check_rules
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
+from components.config.stages import SPLIT_SCHEDULES, splits_backward
 from components.errors import RecipeError
 from components.planner.layouts import SEARCHED, Layouts
 
@@ -57,7 +58,7 @@ def brute_force(recipe: Recipe) -> Iterator[Parallelism]:
         "sequence_parallel": (False, True),
         "microbatch_sequences": range(1, recipe.derived.samples_per_step + 1),
         "recompute": {"none", "full", base.recompute},
-        "schedule": ("1f1b", "interleaved", "zero_bubble"),
+        "schedule": ("1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"),
         "stages_per_rank": (1, 2, 4),
     }
     for places in product(degrees, repeat=5):
@@ -87,6 +88,9 @@ def is_listed_once(recipe: Recipe, degrees: Parallelism) -> bool:
     schedules = (degrees.schedule, degrees.stages_per_rank)
     if degrees.pipeline == 1 and schedules != (base.schedule, base.stages_per_rank):
         return False
+    whole = degrees.schedule in SPLIT_SCHEDULES and not splits_backward(degrees)
+    if whole and degrees.pipeline > 1 and degrees.schedule != base.schedule:
+        return False  # made to split what stays whole
     if recipe.shape.mlp.num_experts and (
         degrees.microbatch_sequences != base.microbatch_sequences
     ):

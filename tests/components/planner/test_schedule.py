@@ -1,6 +1,7 @@
 """The order of each rank's passes is torch's own, action by action."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from torch.distributed.pipelining import PipelineStage
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from components.config.batch_ramp import fits_schedule
+from components.config.stages import SPLIT_SCHEDULES, StagePlacement, style_of
 from components.distributed.pipeline import SCHEDULES
 from components.planner.layer import microbatches_kept
+from components.planner.memory import deciding_ranks
 from components.planner.schedule import Action, Kind, Order, most_in_flight, orders
 from tests.components.planner.jobs import gpt, job, layout
 
-KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
+KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "input", "W": "weights"}
 SMALL = gpt(dim=64, num_layers=120, num_heads=4)
 
 
@@ -81,23 +84,25 @@ def listed_by_torch(
     schedule: str, pipeline: int, microbatches: int, stages: int
 ) -> tuple[Order, ...]:
     """Ask torch for its list, and leave out the slots in which a rank waits."""
+    where = StagePlacement(pipeline=pipeline, stages_per_rank=stages, style=style_of(schedule))
     held = [
-        PipelineStage(nn.Identity(), turn * pipeline, stages * pipeline, torch.device("cpu"))
-        for turn in range(stages)
+        PipelineStage(nn.Identity(), stage, where.count, torch.device("cpu"))
+        for stage in where.stages_of(0)
     ]
-    order = SCHEDULES[schedule](held, microbatches).pipeline_order
-    return tuple(
-        tuple(
-            Action(
-                KINDS[action.computation_type.value],
-                action.stage_index,
-                action.microbatch_index,
-            )
-            for action in order[rank]
-            if action is not None
-        )
-        for rank in range(pipeline)
-    )
+    made = SCHEDULES[schedule](held, microbatches)
+    ranks = [made.stage_index_to_group_rank[stage] for stage in range(where.count)]
+    assert ranks == [where.rank_of(stage) for stage in range(where.count)]
+    return tuple(tuple(flat(made.pipeline_order[rank])) for rank in range(pipeline))
+
+
+def flat(listed: Sequence[Any]) -> Iterator[Action]:
+    """Go through passes that overlap one after the other, as torch does."""
+    for slot in listed:
+        pair: tuple[Any, ...] = () if slot is None else slot.sub_actions or (slot,)
+        for action in pair:
+            kind = KINDS[action.computation_type.value]
+            overlapped = len(pair) > 1 and action is pair[0]
+            yield Action(kind, action.stage_index, action.microbatch_index, overlapped)
 
 
 def counts(schedule: str, pipeline: int) -> list[int]:
@@ -120,7 +125,7 @@ def test_each_rank_of_one_stage_computes_in_the_order_that_torch_runs(
 @pytest.mark.parametrize(
     ("schedule", "stages"),
     [("interleaved", 2), ("interleaved", 3), ("interleaved", 4), ("zero_bubble", 1),
-     ("zero_bubble", 2), ("zero_bubble", 3)],
+     ("zero_bubble", 2), ("zero_bubble", 3), ("zbv", 2), ("dualpipev", 2)],
 )  # fmt: skip
 def test_each_rank_of_several_stages_computes_in_the_order_that_torch_lists(
     pipeline: int, schedule: str, stages: int
@@ -133,21 +138,43 @@ def test_each_rank_of_several_stages_computes_in_the_order_that_torch_lists(
         assert ours == theirs, microbatches
 
 
+@pytest.mark.parametrize("splits", [True, False], ids=["split", "whole"])
 @pytest.mark.parametrize(
     ("schedule", "stages"),
-    [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zero_bubble", 2)],
-)
+    [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zero_bubble", 2),
+     ("zbv", 2), ("dualpipev", 2)],
+)  # fmt: skip
 def test_the_microbatches_in_flight_are_those_that_memory_counts(
-    schedule: str, stages: int
+    schedule: str, stages: int, splits: bool
 ) -> None:
     for pipeline in (2, 3, 4, 5):
         for microbatches in counts(schedule, pipeline):
             where = layout(
-                pipeline=pipeline, schedule=schedule, stages_per_rank=stages, num_layers=120
+                pipeline=pipeline,
+                schedule=schedule,
+                stages_per_rank=stages,
+                num_layers=120,
+                splits_backward=splits,
             )
             one = job(SMALL, where, microbatches=microbatches)
             listed = orders(
-                schedule=schedule, pipeline=pipeline, microbatches=microbatches, stages=stages
+                schedule=schedule,
+                pipeline=pipeline,
+                microbatches=microbatches,
+                stages=stages,
+                splits_backward=splits,
             )
             kept = [microbatches_kept(one, rank) for rank in range(pipeline)]
             assert kept == [most_in_flight(order) / stages for order in listed]
+            decides = max(kept[rank] for rank in deciding_ranks(where))
+            assert decides == max(kept)
+
+
+@pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))
+def test_whole_backward_passes_come_where_torch_would_begin_split_ones(schedule: str) -> None:
+    listed = partial(orders, schedule=schedule, pipeline=4, microbatches=8, stages=2)
+    split, whole = listed(), listed(splits_backward=False)
+    for before, after in zip(split, whole, strict=True):
+        kept = [action for action in before if action.kind != "weights"]
+        assert [action[1:] for action in kept] == [action[1:] for action in after]
+        assert {action.kind for action in after} == {"forward", "backward"}

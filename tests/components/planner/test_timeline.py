@@ -1,21 +1,16 @@
 """The timeline of a step: the papers' bubbles on equal stages, and what unequal ones do."""
 
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.config.batch_ramp import fits_schedule
-from components.planner.schedule import (
-    Action,
-    PassSeconds,
-    Timeline,
-    bubble_fraction,
-    orders,
-    simulate,
-)
+from components.planner.schedule import bubble_fraction, orders
 from components.planner.time import plan_time, rank_seconds, stage_seconds, timeline_of
+from components.planner.timeline import PassSeconds, Timeline, simulate
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 SPEED = ours().speed
@@ -24,38 +19,44 @@ LAYOUTS = [
     ("1f1b", 1),
     *(("interleaved", stages) for stages in (2, 3)),
     *(("zero_bubble", stages) for stages in (1, 2, 3)),
+    ("zbv", 2),
+    ("dualpipev", 2),
 ]
 GPT = gpt(dim=4_096, num_layers=32, num_heads=32)
 
 
-def passes(schedule: str, seconds: float) -> PassSeconds:
-    """A backward pass of twice the forward one, in halves where the schedule parts them."""
-    if schedule == "zero_bubble":
-        return PassSeconds(forward=seconds, backward=seconds, weights=seconds)
-    return PassSeconds(forward=seconds, backward=2 * seconds)
-
-
-def drawn(schedule: str, stages: int, microbatches: int, seconds: list[float]) -> Timeline:
+def drawn(
+    schedule: str, stages: int, microbatches: int, seconds: list[float], *, splits: bool = True
+) -> Timeline:
+    """A backward pass takes twice the forward one, in halves where the schedule parts them."""
     listed = orders(
         schedule=schedule,
         pipeline=len(seconds) // stages,
         microbatches=microbatches,
         stages=stages,
+        splits_backward=splits,
     )
-    return simulate(listed, [passes(schedule, each) for each in seconds])
+    passes = [PassSeconds(forward=each, backward=2 * each, weights=each) for each in seconds]
+    return simulate(listed, passes)
 
 
+@pytest.mark.parametrize("splits", [True, False], ids=["split", "whole"])
 @pytest.mark.parametrize(("schedule", "stages"), LAYOUTS)
 def test_equal_stages_wait_as_long_as_the_paper_of_the_schedule_says(
-    schedule: str, stages: int
+    schedule: str, stages: int, splits: bool
 ) -> None:
     for pipeline in (2, 3, 4, 8):
         for microbatches in range(pipeline, 4 * pipeline + 3):
             if not fits_schedule(microbatches, pipeline=pipeline, schedule=schedule):
                 continue
-            timeline = drawn(schedule, stages, microbatches, [1.0] * pipeline * stages)
+            equal = [1.0] * pipeline * stages
+            timeline = drawn(schedule, stages, microbatches, equal, splits=splits)
             bubble = bubble_fraction(
-                schedule=schedule, pipeline=pipeline, microbatches=microbatches, stages=stages
+                schedule=schedule,
+                pipeline=pipeline,
+                microbatches=microbatches,
+                stages=stages,
+                splits_backward=splits,
             )
             work = 3 * stages * microbatches
             assert timeline.seconds / work - 1 == pytest.approx(bubble, abs=1e-9)
@@ -73,21 +74,26 @@ def test_no_pass_begins_before_what_it_needs_has_ended(
     choice: tuple[str, int], rounds: int, seconds: list[float]
 ) -> None:
     schedule, stages = choice
+    rounds += schedule == "dualpipev"  # two microbatches a rank at least
     timeline = drawn(schedule, stages, rounds * len(seconds), seconds * stages)
     blocks = [block for line in timeline.ranks for block in line.blocks]
-    times = {Action(b.kind, b.stage, b.microbatch): (b.start, b.end) for b in blocks}
-    kinds = 3 if schedule == "zero_bubble" else 2
-    assert len(times) == len(blocks) == kinds * rounds * len(seconds) ** 2 * stages
+    times = {(b.kind, b.stage, b.microbatch): (b.start, b.end) for b in blocks}
+    assert len(times) == len(blocks)
+    whole = {kind: [key[1:] for key in times if key[0] == kind] for kind, *_ in times}
+    back = [*whole.get("backward", ()), *whole.get("input", ())]
+    passed = set(product(range(len(seconds) * stages), range(rounds * len(seconds))))
+    assert sorted(back) == sorted(whole["forward"]) == sorted(passed)
+    assert sorted(whole.get("weights", ())) == sorted(whole.get("input", ()))
+    ends = {(kind == "forward", *key): end for (kind, *key), (_, end) in times.items()
+            if kind != "weights"}  # fmt: skip
     last = len(seconds) * stages - 1
     for (kind, stage, number), (start, _) in times.items():
         needed = {
-            "forward": Action("forward", stage - 1, number),
-            "backward": Action("backward", stage + 1, number),
-            "weights": Action("backward", stage, number),
-        }[kind]
-        if kind == "backward" and stage == last:
-            needed = Action("forward", stage, number)
-        assert times.get(needed, (0.0, 0.0))[1] <= start
+            "forward": (True, stage - 1, number),
+            "backward": (stage == last, stage + (stage < last), number),
+            "weights": (False, stage, number),
+        }["backward" if kind == "input" else kind]
+        assert ends.get(needed, 0.0) <= start
     for line in timeline.ranks:
         assert all(before.end <= after.start for before, after in pairwise(line.blocks))
 
@@ -140,7 +146,9 @@ def test_the_stages_of_a_rank_take_its_predicted_seconds(
 def test_weight_gradients_come_apart_only_for_zero_bubble() -> None:
     where = layout(pipeline=4, schedule="zero_bubble", stages_per_rank=2)
     parts = stage_seconds(job(GPT, where), hopper(), SPEED)
-    assert parts[0].forward == parts[0].weights == pytest.approx(parts[0].backward)
+    assert parts[0].forward == parts[0].weights == pytest.approx(parts[0].input)
+    where = replace(where, splits_backward=False)
+    assert stage_seconds(job(GPT, where), hopper(), SPEED)[0].weights == 0
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

@@ -11,7 +11,8 @@ import pytest
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import PlanResult, plan_result
-from components.planner.schedule import PassSeconds, Timeline, orders, simulate
+from components.planner.schedule import orders
+from components.planner.timeline import PassSeconds, Timeline, simulate
 from components.report.plan_page import (
     MOST_BLOCKS,
     cut_microbatches,

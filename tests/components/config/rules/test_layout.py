@@ -116,22 +116,14 @@ REFUSED = [
         "set parallelism.stages_per_rank=2, or parallelism.schedule=1f1b",
     ),
     (
-        "teuken7b schedule=zero_bubble stages_per_rank=2 zero=2",
-        "parallelism.zero: 2 shards gradients after each microbatch, which "
-        "zero_bubble leaves no moment for",
-        "set parallelism.zero=1, or parallelism.schedule=interleaved",
+        "teuken7b schedule=zbv",
+        "parallelism.stages_per_rank: zbv has two stages on each rank, not 1",
+        "set parallelism.stages_per_rank=2, or parallelism.schedule=interleaved",
     ),
     (
-        "teuken7b schedule=zero_bubble stages_per_rank=2 recompute=full",
-        "parallelism.recompute: zero_bubble goes through the backward pass twice, torch's "
-        "recomputation once",
-        "set parallelism.recompute=none, or parallelism.schedule=interleaved",
-    ),
-    (
-        "teuken7b schedule=zero_bubble stages_per_rank=2 precision.accumulate=bfloat16",
-        "precision.accumulate: bfloat16 rounds after each microbatch, which "
-        "zero_bubble leaves no moment for",
-        "set precision.accumulate=float32, or parallelism.schedule=interleaved",
+        "teuken7b schedule=dualpipev stages_per_rank=4",
+        "parallelism.stages_per_rank: dualpipev has two stages on each rank, not 4",
+        "set parallelism.stages_per_rank=2, or parallelism.schedule=interleaved",
     ),
     (
         "teuken7b stages_per_rank=2",
@@ -174,6 +166,9 @@ TAKEN = [
     "teuken7b schedule=gpipe",
     "teuken7b schedule=interleaved stages_per_rank=4",
     "teuken7b schedule=zero_bubble stages_per_rank=2",
+    "teuken7b schedule=zero_bubble stages_per_rank=2 recompute=full zero=2",
+    "teuken7b schedule=zbv stages_per_rank=2",
+    "teuken7b schedule=dualpipev stages_per_rank=2 compile=layers zero=2",
     "teuken7b rank_order=[data,pipeline,expert,context,tensor]",
     "bloom7b1 data_shard=1",
     "mula220b_a10b data_shard=12",
