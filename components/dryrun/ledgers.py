@@ -10,7 +10,7 @@ whole message: all that a gather collects or a scatter deals.
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -102,16 +102,21 @@ class MemoryLedger(OperatorWatch):
     """Count storages that are made while the mode is on, or named to it.
 
     Made in a forward pass, or received between two passes, they are ``activations`` or
-    ``casts`` of weights, later ``temporary``; gradients are those that ``parameters`` have.
+    ``casts`` of weights, later ``temporary``; gradients are those that ``parameters`` have, and
+    the ``sums`` of them in buckets.
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        sums: Callable[[], Iterable[Tensor]] = tuple,
+    ) -> None:
         super().__init__()
         self.phase: Phase = "reduction"
         self.microbatches_begun = 0
         self.held: dict[Category, int] = dict.fromkeys(get_args(Category), 0)
         self.peaks: dict[Phase, Peak] = {}
-        self._parameters = parameters
+        self._parameters, self._sums = parameters, sums
         self._storages: dict[int, _Held] = {}
         self._most: dict[Phase, int] = {}
         # The last operation's, until something is freed: memory only grew in between.
@@ -135,6 +140,7 @@ class MemoryLedger(OperatorWatch):
         """Name what gradients there are now; never while one of them is being freed."""
         gradients = (parameter.grad for parameter in self._parameters)
         self.name("gradients", (one for one in gradients if one is not None))
+        self.name("gradients", self._sums())
 
     def begin(self) -> None:
         """Start another step: forget the peaks, not what is held."""

@@ -4,7 +4,8 @@
 writes there ``role-RANK.json``. FLOPs are those of matrix products and attention, unmasked.
 
 With as many microbatches as a rank ever has in flight, and one more, a step reaches its peak.
-Calls and FLOPs of the passes grow by the same number with each, those after them do not.
+Calls and FLOPs of the passes grow by the same number with each; those after them do not, nor
+what data ranks send once a step under a pass.
 """
 
 import logging
@@ -13,8 +14,8 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from components.config.batch_ramp import fewest_microbatches
 from components.config.schema.recipe import Recipe, read_recipe
 from components.config.stages import V_SCHEDULES
 from components.distributed.devices import device_type
+from components.distributed.grad_buckets import GradBucket
+from components.distributed.weight_gather import WeightGather
 from components.dryrun import ledgers, world
 from components.run.folder import RunFolder
 from components.torch_internals.operators import FakeTensorMode
@@ -86,13 +89,8 @@ def _observe(module: world.FakeRank, modes: ExitStack, count: int) -> StepRehear
     module.training_step(world.empty_batch(module.recipe, first))
     flops = modes.enter_context(ledgers.FlopLedger())
     calls = modes.enter_context(ledgers.CollectiveLedger(module.mesh))
-    weights = [weight for _, weight in module.named_weights()]
-    optimizer = module.engine.optimizer
-    updated = [one for group in optimizer.param_groups for one in group["params"]]
-    memory = modes.enter_context(ledgers.MemoryLedger([*weights, *updated]))
-    states = [value for state in optimizer.state.values() for value in state.values()]
-    memory.name("weights", weights)
-    memory.name("optimizer", (value for value in states if isinstance(value, Tensor)))
+    memory = _memory_ledger(module)
+    modes.enter_context(memory)
     counters: tuple[Counter[Any], ...] = (calls.calls, calls.bytes, flops.flops)
     within: list[Counter[Any]] = []
     run = module.microbatches.run
@@ -108,14 +106,65 @@ def _observe(module: world.FakeRank, modes: ExitStack, count: int) -> StepRehear
             counter.clear()
 
     modes.enter_context(patch.object(module.microbatches, "run", run_watched))
+    once = modes.enter_context(_once_a_step(module, memory, (calls.calls, calls.bytes)))
     _follow(module, memory)
     memory.begin()
     module.training_step(world.empty_batch(module.recipe, count))
     memory.settle()
+    for counter, counted in zip(counters, once, strict=False):
+        counter.update(counted)
     whole = module.recipe.derived.microbatches_per_step
     pairs = zip(within, counters, strict=True)
     continued = (_continued(passes, after, count, whole) for passes, after in pairs)
     return StepRehearsal(whole, count, memory.peaks, *continued)
+
+
+def _memory_ledger(module: world.FakeRank) -> ledgers.MemoryLedger:
+    """Name what a step begins with; masters belong to the optimizer."""
+    weights = [weight for _, weight in module.named_weights()]
+    optimizer = module.engine.optimizer
+    updated = [one for group in optimizer.param_groups for one in group["params"]]
+    sums = module.engine.data_parallel.gradient_buffers
+    memory = ledgers.MemoryLedger([*weights, *updated], sums)
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    masters = [one.parameter for one in module.engine.shards if one.is_master]
+    memory.name("weights", weights)
+    memory.name("optimizer", masters)
+    memory.name("optimizer", (value for value in states if isinstance(value, Tensor)))
+    return memory
+
+
+@contextmanager
+def _once_a_step(
+    module: world.FakeRank, memory: ledgers.MemoryLedger, counters: Sequence[Counter[Any]]
+) -> Iterator[Sequence[Counter[Any]]]:
+    """Count apart what data ranks send under passes, but not for each microbatch.
+
+    Weights are gathered once; at ZeRO 2 gradients leave after every microbatch.
+    """
+    once: tuple[Counter[Any], ...] = tuple(Counter() for _ in counters)
+
+    def apart(given: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            before, phase = [counter.copy() for counter in counters], memory.phase
+            memory.phase = "reduction" if phase == "forward" else phase
+            result = given(*arguments)
+            memory.phase = phase
+            for counter, held, own in zip(counters, before, once, strict=True):
+                own.update(counter - held)
+                counter.clear()
+                counter.update(held)
+            return result
+
+        return counted
+
+    watched = [(WeightGather, "settle")]
+    if module.recipe.parallelism.zero < 2:
+        watched += [(GradBucket, "depart"), (GradBucket, "cross")]
+    with ExitStack() as patches:
+        for owner, name in watched:
+            patches.enter_context(patch.object(owner, name, apart(getattr(owner, name))))
+        yield once
 
 
 def microbatches_to_rehearse(recipe: Recipe) -> int:
@@ -149,6 +198,7 @@ def _follow(module: world.FakeRank, memory: ledgers.MemoryLedger) -> None:
 
     def has_gradient(weight: Any) -> None:
         memory.name("gradients", [] if weight.grad is None else [weight.grad])
+        memory.name("gradients", module.engine.data_parallel.gradient_buffers())
 
     weight: Any
     for _, weight in module.named_weights():

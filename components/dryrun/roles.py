@@ -26,7 +26,7 @@ from components.planner.memory import RankMemory, Verdict, fullest_of, verdict_o
 from components.planner.plan import Plan
 from components.planner.software import SoftwareSpeed
 from components.planner.states import rank_parameters
-from components.planner.time import again_fraction, reduced_bytes
+from components.planner.time import again_fraction, gathered_bytes, reduced_bytes
 from components.run.folder import RunFolder, create_run_folder
 from components.train.launch import ROOT
 from components.versions import TORCH, installed, release_of
@@ -148,8 +148,11 @@ def sent_bytes(job: TrainingJob, rank: int, speed: SoftwareSpeed) -> dict[str, f
         "expert": passed * communication.EXPERT_COLLECTIVES * communication.expert_bytes(job),
         "context": (2 * passed + repeated * again[1]) * communication.context_bytes(job),
         "pipeline": _between_stages(job, rank),
-        "data": reduced_bytes(job, held.dense, replicas["dense"])
-        + reduced_bytes(job, held.expert, replicas["data"]),
+        "data": sum(
+            count(job, numbers, replicas[group])
+            for count in (reduced_bytes, gathered_bytes)
+            for numbers, group in ((held.dense, "dense"), (held.expert, "data"))
+        ),
     }
     return {axis: count for axis, count in sent.items() if count}
 
@@ -166,7 +169,7 @@ def _between_stages(job: TrainingJob, rank: int) -> float:
     if job.shape.tied_embeddings and not place.has_both_ends and {0, last} & here:
         rows = job.shape.padded_vocab_size / layout.tensor
         shards = layout.data_shard * layout.context if layout.zero else 1
-        sent += rows * job.shape.dim * job.gradient_bytes / shards
+        sent += rows * job.shape.dim * job.shard_gradient_bytes / shards
     return sent if layout.pipeline > 1 else 0.0
 
 

@@ -29,6 +29,7 @@ from components.distributed.devices import device_type
 from components.distributed.mesh import build_mesh
 from components.distributed.pipeline import Microbatches
 from components.dryrun.ledgers import OperatorWatch
+from components.engine.mesh_engine import MeshEngine
 from components.engine.parallelize import RankModel, allocate, parallelize_model
 from components.model import attention, attention_kernels, expert_products, loss, products
 from components.model.moe import Mixture
@@ -99,6 +100,7 @@ def empty_batch(recipe: Recipe, microbatches: int) -> Tensor:
 class FakeRank(Pretraining):
     """The module of a run, its weights in ``fake``, on the mesh of the default group."""
 
+    engine: MeshEngine
     microbatches: Microbatches
 
     def __init__(self, *, recipe: Recipe, fake: operators.FakeTensorMode) -> None:

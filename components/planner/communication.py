@@ -4,9 +4,9 @@ A ring of n ranks moves (n - 1) / n of the whole past each for an all-gather or 
 and twice that for an all-reduce (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
 algorithms", section 3); bus bandwidths are those of NCCL's tests, with this factor taken out.
 
-The calls block: nothing of them is hidden behind computation but what
+The calls of a layer block: nothing of them is hidden behind computation but what
 ``SoftwareSpeed.exposed_fraction`` says of tensor ranks, and of experts what ``expert_overlap``
-lets travel while other tokens are computed.
+lets travel while other tokens are computed. Data ranks' are in `components.planner.time`.
 """
 
 from math import ceil, exp, log, prod

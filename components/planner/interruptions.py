@@ -92,14 +92,14 @@ class CheckpointTime:
 
 
 def checkpoint_bytes(job: TrainingJob) -> int:
-    """Count weights in the precision that is updated and both moments, each number once.
+    """Count weights, their finer copies and both moments, each number once.
 
-    A mesh keeps one copy of the weights, DeepSpeed a master copy, and that one is written.
-    Padding rows are; gradients and casts are not.
+    Of DeepSpeed's weights the master copy alone is written. Padding rows are; gradients and
+    casts are not.
     """
     shape = job.shape
     parameters = shape.total_parameters + shape.padding_parameters
-    return parameters * ((job.master_bytes or job.weight_bytes) + job.moment_bytes)
+    return parameters * job.saved_bytes
 
 
 def checkpoint_time(

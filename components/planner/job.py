@@ -13,7 +13,7 @@ from components.config.layout import AXES
 from components.config.rules.attention import attention_backends, attention_passes
 from components.config.rules.engine import FLOAT8
 from components.config.schema.recipe import Recipe
-from components.config.schema.sections import Parallelism
+from components.config.schema.sections import Parallelism, Precision
 from components.config.shape import ModelShape
 from components.config.stages import StagePlacement, splits_backward, style_of
 
@@ -27,6 +27,7 @@ class ParallelLayout:
 
     ``data`` counts replicas of the experts; dense parameters see data x expert replicas.
     ``layers`` are the layers of each stage, ``head_stage`` is the one with the last product.
+    With ``overlap`` data ranks' collectives, in buckets, go under passes.
     """
 
     data: int
@@ -36,6 +37,8 @@ class ParallelLayout:
     expert: int
     context: int
     zero: int
+    overlap: bool
+    bucket_elements: int
     expert_aware: bool
     expert_dispatch: str
     expert_overlap: int
@@ -82,10 +85,12 @@ class ParallelLayout:
 class TrainingJob:
     """One training step: the model, the layout, the batch and the precision.
 
-    Bytes are of one number: weights, the gradients of a microbatch, the buffer that adds them
-    up beside (0 if they add up in place), the master copy and both moments of the optimizer.
-    ``cast_bytes`` are kept of each weight for each microbatch in flight, ``reduce_bytes`` sent
-    of each gradient.
+    Bytes are of one number: weights, the gradients of a microbatch that stay, the buffer that
+    adds them up beside (each 0 if there is none), the mean that an optimizer's shard gets (0 if
+    it reads the sums), the master copy and both moments of the optimizer. ``cast_bytes`` are
+    kept of each weight for each microbatch in flight. ``reduce_bytes`` are sent of each
+    gradient, ``gather_bytes`` of each weight; the gradient that a weight gets has as many.
+    A checkpoint has ``saved_bytes``.
     """
 
     shape: ModelShape
@@ -97,10 +102,13 @@ class TrainingJob:
     weight_bytes: int
     gradient_bytes: int
     accumulate_bytes: int
+    shard_gradient_bytes: int
     master_bytes: int
     moment_bytes: int
     cast_bytes: int
     reduce_bytes: int
+    gather_bytes: int
+    saved_bytes: int
     recompute: Recompute
     dropout: bool
     fused_attention: bool
@@ -119,21 +127,8 @@ class TrainingJob:
 
 
 def job_of(recipe: Recipe) -> TrainingJob:
-    """Read a settled recipe; what it publishes, assumes and is called stays unread.
-
-    Bytes of each number are as our two engines hold it. On the mesh, weights, gradients and
-    state stay float32; each microbatch casts the weights for itself, and its graph keeps them
-    (`components.engine.microbatch_forward`). DeepSpeed computes with rounded weights beside its
-    own float32 copy.
-    """
-    precision, parallelism = recipe.precision, recipe.parallelism
-    # No measured step stands behind float8: it is planned as what it is built upon.
-    compute = "bfloat16" if precision.compute in {"auto", FLOAT8} else precision.compute
-    exact = max(BYTES[compute], BYTES["float32"])
-    low = BYTES[compute] < exact
-    rounded = low and parallelism.engine != "mesh"
-    held = BYTES[compute] if rounded else exact
-    added_up_beside = rounded and precision.accumulate != compute
+    """Read a settled recipe; what it publishes, assumes and is called stays unread."""
+    parallelism = recipe.parallelism
     layers = recipe.derived.layers_by_stage
     devices = recipe.cluster.devices_per_node
     return TrainingJob(
@@ -142,19 +137,70 @@ def job_of(recipe: Recipe) -> TrainingJob:
         sequence_length=recipe.budget.sequence_length,
         microbatch_sequences=parallelism.microbatch_sequences,
         microbatches=recipe.derived.microbatches_per_step,
-        compute=compute,
-        weight_bytes=held,
-        gradient_bytes=held,
-        accumulate_bytes=BYTES[precision.accumulate] if added_up_beside else 0,
-        master_bytes=exact if rounded else 0,
-        moment_bytes=2 * exact,
-        cast_bytes=BYTES[compute] if low and not rounded else 0,
-        reduce_bytes=BYTES[precision.reduce],
+        compute=_computed(recipe.precision),
+        **number_bytes(recipe.precision, parallelism),
         recompute=parallelism.recompute,
         dropout=bool(recipe.model.get("dropout")),
         fused_attention=attention_backends(recipe)[:1] != ("math",),
         attention_passes=attention_passes(recipe),
     )
+
+
+def _computed(precision: Precision) -> str:
+    # No measured step stands behind float8: it is planned as what it is built upon.
+    return "bfloat16" if precision.compute in {"auto", FLOAT8} else precision.compute
+
+
+def number_bytes(precision: Precision, parallelism: Parallelism) -> dict[str, int]:
+    """Name the bytes of each number of a job, as our two engines hold it."""
+    mesh = parallelism.engine == "mesh"
+    return _on_mesh(precision, parallelism.zero) if mesh else _in_deepspeed(precision)
+
+
+def _on_mesh(precision: Precision, zero: int) -> dict[str, int]:
+    """Follow `components.distributed.data`: a weight's own gradient stays for a moment only.
+
+    ZeRO 2 and 3 add up in the optimizer's shards; those of ZeRO 3 are the weights.
+    """
+    compute = BYTES[_computed(precision)]
+    exact = precision.compute == FLOAT8  # torchao rounds by itself
+    automatic = BYTES["float32"] if exact else compute
+    weights = automatic if precision.weights == "auto" else BYTES[precision.weights]
+    finer = max(weights, BYTES["float32"])
+    master = finer if precision.master == "auto" else BYTES[precision.master]
+    rounded = zero < 3 and master > weights
+    return {
+        "weight_bytes": master if zero == 3 else weights,
+        "gradient_bytes": 0,
+        "accumulate_bytes": BYTES[precision.accumulate] if zero < 2 else master,
+        "shard_gradient_bytes": master,
+        "master_bytes": master if rounded else 0,
+        "moment_bytes": 2 * master,
+        "cast_bytes": compute if compute < weights else 0,
+        "reduce_bytes": BYTES[precision.reduce],
+        "gather_bytes": weights,
+        "saved_bytes": rounded * weights + 3 * master,
+    }
+
+
+def _in_deepspeed(precision: Precision) -> dict[str, int]:
+    """DeepSpeed computes with rounded weights beside its own float32 copy."""
+    compute = _computed(precision)
+    held = BYTES[compute]
+    exact = max(held, BYTES["float32"])
+    added_up_beside = held < exact and precision.accumulate != compute
+    return {
+        "weight_bytes": held,
+        "gradient_bytes": held,
+        "accumulate_bytes": BYTES[precision.accumulate] if added_up_beside else 0,
+        "shard_gradient_bytes": 0,
+        "master_bytes": exact if held < exact else 0,
+        "moment_bytes": 2 * exact,
+        "cast_bytes": 0,
+        "reduce_bytes": BYTES[precision.reduce],
+        "gather_bytes": held,
+        "saved_bytes": 3 * exact,
+    }
 
 
 def layout_of(
@@ -163,6 +209,7 @@ def layout_of(
     """Read the degrees of a settled recipe, ``layers`` being those of each stage."""
     as_in_the_recipe = ParallelLayout.__annotations__.keys() & Parallelism.model_fields
     values = {name: getattr(degrees, name) for name in as_in_the_recipe}
+    values["overlap"] = degrees.overlap and degrees.engine == "mesh"
     values["stages_per_rank"] = StagePlacement.of(degrees).stages_per_rank
     values["splits_backward"] = splits_backward(degrees)
     head_stage = len(layers) - 1

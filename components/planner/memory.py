@@ -13,7 +13,7 @@ from components.config.schema.cluster import Hardware
 from components.planner import layer, states
 from components.planner.job import BYTES, ParallelLayout, TrainingJob
 from components.planner.software import SoftwareMemory
-from components.planner.states import DeviceParameters, States
+from components.planner.states import DeviceParameters, States, UpdateBytes
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
 # Of seven reserved peaks of the released layouts, six exceed the prediction by less than this.
@@ -35,7 +35,8 @@ class Moments(NamedTuple):
 class RankMemory:
     """Bytes at the peak of one pipeline rank, by part.
 
-    ``earlier_gradients`` are those that are there while activations are.
+    ``earlier_gradients`` are those that are there while activations are, ``update`` has those
+    that the optimizer reads.
     """
 
     states: States
@@ -44,13 +45,13 @@ class RankMemory:
     activations: float
     loss: float
     buffers: float
-    step: float
+    update: UpdateBytes
     base: float
 
     @property
     def moments(self) -> Moments:
         made = self.casts + self.activations + self.loss + self.buffers
-        return Moments(made + self.earlier_gradients, self.states.gradients + self.step)
+        return Moments(made + self.earlier_gradients, sum(self.update))
 
     @property
     def peak(self) -> float:
@@ -59,12 +60,12 @@ class RankMemory:
     def parts(self) -> dict[str, int]:
         """Name each part, in bytes, as it is at the peak: they add up to it."""
         in_passes = float(self.moments.passes >= self.moments.update)
-        gradients = self.earlier_gradients if in_passes else self.states.gradients
+        gradients = self.earlier_gradients if in_passes else self.update.gradients
         passing = ("casts", "activations", "loss", "buffers")
         sizes = {
             **self.states._replace(gradients=gradients)._asdict(),
             **{name: in_passes * getattr(self, name) for name in passing},
-            "step": (1 - in_passes) * self.step,
+            "step": (1 - in_passes) * self.update.step,
             "base": self.base,
             "peak": self.peak,
         }
@@ -115,7 +116,7 @@ def rank_memory(job: TrainingJob, rank: int, software: SoftwareMemory) -> RankMe
         states=held,
         earlier_gradients=states.earlier_gradients(job, held, software),
         **_passes(job, rank, parameters, software),
-        step=states.step_bytes(job, parameters, software),
+        update=states.update_bytes(job, parameters, software),
         base=software.base_bytes,
     )
 
@@ -153,6 +154,7 @@ def _passes(
     tensors = software.gathered_tensors_in_pipelines if pipelined else software.gathered_tensors
     gathered = tensors * 2 * job.microbatch_tokens * job.shape.dim
     buffers = gathered if job.layout.tensor > 1 else 0.0
+    buffers += states.bucket_bytes(job, parameters) + _gathered_layers(job, parameters, layers)
     if software.own_gradients:
         buffers += _gradient(job, rank, layers, casts + activations)
     return {
@@ -178,6 +180,19 @@ def _casts(job: TrainingJob, rank: int, parameters: DeviceParameters) -> float:
     kept = 1 - forgotten * job.layout.recomputed_of(rank) / max(layers, 1)
     total = parameters.dense - parameters.ends + parameters.expert
     return total * kept * job.cast_bytes * layer.microbatches_kept(job, rank)
+
+
+def _gathered_layers(job: TrainingJob, parameters: DeviceParameters, layers: int) -> float:
+    """Count what ZeRO 3 has gathered and not yet scattered (`torch.distributed.fsdp`).
+
+    The weights of two layers, the last layer and the ends, and the gradients of one layer, once
+    more as they are sent.
+    """
+    if job.layout.zero < 3 or not layers or not job.shard_gradient_bytes:
+        return 0.0
+    layer_weights = (parameters.dense - parameters.ends + parameters.expert) / layers
+    weights = min(3, layers) * layer_weights + parameters.ends
+    return weights * job.gather_bytes + layer_weights * (job.gather_bytes + job.reduce_bytes)
 
 
 def _activations(job: TrainingJob, rank: int, layers: int, software: SoftwareMemory) -> float:
@@ -206,7 +221,7 @@ def _loss(job: TrainingJob, software: SoftwareMemory) -> float:
     block_bytes = block * BYTES[job.compute]
     logits = rows * (job.microbatch_tokens * software.logit_bytes + block_bytes)
     # A float32 sum; first beside the cast weight, then what it is rounded to for a narrow one.
-    each = 4 + max(job.cast_bytes, job.gradient_bytes % 4)
+    each = 4 + max(job.cast_bytes, job.gather_bytes % 4)
     return logits + software.own_gradients * rows * job.shape.dim * each
 
 
@@ -216,8 +231,8 @@ def _gradient(job: TrainingJob, rank: int, layers: int, kept: float) -> float:
     Within the layers, while all that is ``kept`` of microbatches is there; the embedding's once
     a microbatch has freed its own part.
     """
-    within = states.largest_in_layer(job) * (job.cast_bytes + job.gradient_bytes) * (layers > 0)
+    within = states.largest_in_layer(job) * (job.cast_bytes + job.gather_bytes) * (layers > 0)
     if rank:
         return within
     freed = kept / layer.microbatches_kept(job, rank)
-    return max(within, states.end_matrix(job) * job.gradient_bytes - freed)
+    return max(within, states.end_matrix(job) * job.gather_bytes - freed)

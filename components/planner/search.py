@@ -20,7 +20,7 @@ from components.config.shape import stage_layers
 from components.config.stages import StagePlacement
 from components.errors import RecipeError
 from components.planner import memory, states
-from components.planner.job import TrainingJob, job_of, layout_of
+from components.planner.job import TrainingJob, job_of, layout_of, number_bytes
 from components.planner.layouts import SEARCHED, LayoutFamily, Layouts
 from components.planner.memory import Moments, Verdict
 from components.planner.software import software_of
@@ -129,7 +129,7 @@ class Prices:
     def __init__(self, template: Recipe) -> None:
         self._hardware = hardware_of(template)
         self._software, _ = software_of(template.cluster)
-        self._kept = template.parallelism
+        self._kept, self._precision = template.parallelism, template.precision
         # A copy: the template must not remember what follows from its own degrees.
         self._base = job_of(template.model_copy())
         self._samples = template.ramp.full_samples
@@ -181,7 +181,10 @@ class Prices:
         cut = self._base.shape.num_layers, stages, degrees.stage_balance
         layers = self._once(cut, lambda: tuple(map(len, stage_layers(*cut))))
         layout = layout_of(degrees, layers=layers, devices_per_node=self._devices)
-        job = replace(self._base, layout=layout, recompute=degrees.recompute)
+        numbers = self._once(
+            ("numbers", degrees.zero), lambda: number_bytes(self._precision, degrees)
+        )
+        job = replace(self._base, layout=layout, recompute=degrees.recompute, **numbers)
         return self._with_size(job, size)
 
     def _with_size(self, job: TrainingJob, size: int) -> TrainingJob:
@@ -195,7 +198,7 @@ class Prices:
         return found
 
     def _states(self, job: TrainingJob) -> tuple[tuple[int, ...], list[tuple[States, float]]]:
-        """Return the deciding ranks, and of each its state and what its step adds."""
+        """Return the deciding ranks, and of each its state and what its update has."""
         layout, software = job.layout, self._software.memory
         cut = layout.tensor, layout.expert, layout.pipeline, layout.layers
         others = layout.recompute_every, layout.placement.style
@@ -203,22 +206,25 @@ class Prices:
 
         def held() -> list[tuple[States, float]]:
             parts = [states.rank_parameters(job, rank) for rank in ranks]
-            return [(states.states(job, x), states.step_bytes(job, x, software)) for x in parts]
+            return [
+                (states.states(job, x), sum(states.update_bytes(job, x, software)))
+                for x in parts
+            ]
 
         key = "states", cut, every, layout.context, layout.data_shard, layout.zero
         return ranks, self._once(key, held)
 
     def _peak(self, job: TrainingJob, held: tuple[States, float], passes: float) -> float:
-        software, (state, step) = self._software.memory, held
+        software, (state, update) = self._software.memory, held
         earlier = states.earlier_gradients(job, state, software)
-        moments = Moments(passes=passes + earlier, update=state.gradients + step)
+        moments = Moments(passes=passes + earlier, update=update)
         return moments.peak(state, software.base_bytes)
 
     def _pass_bytes(self, job: TrainingJob, ranks: tuple[int, ...]) -> tuple[float, ...]:
         # 1F1B keeps as many microbatches as it has ranks, however many there are.
         schedule, software = job.layout.schedule, self._software.memory
         count = 0 if schedule == "1f1b" else job.microbatches
-        key = "passes", schedule, count, *_shared_key(job)
+        key = "passes", schedule, count, job.layout.zero, *_shared_key(job)
         return self._once(
             key, lambda: tuple(memory.pass_bytes(job, one, software) for one in ranks)
         )

@@ -8,8 +8,10 @@ Ultra-Scale Playbook (Tazi et al. 2025, "ZeRO") adds 4 bytes where gradients add
 from operator import add
 from typing import NamedTuple
 
-from components.planner.job import TrainingJob
+from components.planner.job import ParallelLayout, TrainingJob
 from components.planner.software import SoftwareMemory
+
+AHEAD = 2  # buckets under way, `components.distributed.weight_gather`
 
 
 class DeviceParameters(NamedTuple):
@@ -76,7 +78,7 @@ def largest_in_layer(job: TrainingJob) -> float:
 
 
 class States(NamedTuple):
-    """Bytes on one device."""
+    """Bytes on one device; ``gradients`` are the sums over a step's microbatches."""
 
     weights: float
     gradients: float
@@ -89,19 +91,24 @@ class States(NamedTuple):
 
 
 def states(job: TrainingJob, parameters: DeviceParameters) -> States:
-    """Divide each family's state among the ranks that share it.
+    """Divide each family's state among the ranks that share it."""
+    of_dense, of_experts = sharing_ranks(job.layout)
+    dense = sharded(job, parameters.dense, of_dense)
+    experts = sharded(job, parameters.expert, of_experts)
+    return States(*map(add, dense, experts))
+
+
+def sharing_ranks(layout: ParallelLayout) -> tuple[int, int]:
+    """Count the ranks that share the state of dense parameters, and of experts.
 
     Dense parameters are shared by the whole shard, experts by the replicas of each; where the
     optimizer is not expert-aware, expert ranks repeat the dense state (Mula's EPSO, arXiv
     2604.00785, section 3.2).
     """
-    layout = job.layout
     of_experts = max(1, layout.data_shard // layout.expert)
     of_dense = layout.data_shard if layout.expert_aware else of_experts
     # Context ranks hold equal weights and share their state as data ranks do.
-    dense = sharded(job, parameters.dense, of_dense * layout.context)
-    experts = sharded(job, parameters.expert, of_experts * layout.context)
-    return States(*map(add, dense, experts))
+    return of_dense * layout.context, of_experts * layout.context
 
 
 def sharded(job: TrainingJob, parameters: float, ranks: int) -> States:
@@ -119,6 +126,55 @@ def sharded(job: TrainingJob, parameters: float, ranks: int) -> States:
     )
 
 
+class UpdateBytes(NamedTuple):
+    """Bytes from the end of the passes to that of the update: gradients, and beside them."""
+
+    gradients: float
+    step: float
+
+
+def update_bytes(
+    job: TrainingJob, parameters: DeviceParameters, software: SoftwareMemory
+) -> UpdateBytes:
+    """Take the fuller of two moments: the last bucket comes, or the optimizer has all.
+
+    Where buckets leave under the backward pass, every sum is still there when the last comes,
+    and beside it what this rank keeps of them.
+    """
+    layout, sums = job.layout, states(job, parameters).gradients
+    updating = UpdateBytes(
+        shard_gradients(job, parameters), step_bytes(job, parameters, software)
+    )
+    if not job.shard_gradient_bytes:
+        return updating
+    arriving = bucket_bytes(job, parameters)
+    if layout.zero == 1 and layout.overlap:
+        ranks = sharing_ranks(layout)
+        kept = zip((parameters.dense, parameters.expert), ranks, strict=True)
+        arriving = job.reduce_bytes * sum(count / size for count, size in kept if size > 1)
+    return max(UpdateBytes(sums, arriving), updating, key=sum)
+
+
+def shard_gradients(job: TrainingJob, parameters: DeviceParameters) -> float:
+    """Count the gradients that the optimizer of one rank reads."""
+    if not job.shard_gradient_bytes:
+        return states(job, parameters).gradients
+    dense, expert = sharing_ranks(job.layout) if job.layout.zero else (1, 1)
+    return job.shard_gradient_bytes * (parameters.dense / dense + parameters.expert / expert)
+
+
+def bucket_bytes(job: TrainingJob, parameters: DeviceParameters) -> float:
+    """Count the buckets of one rank that are under way in a backward pass of ZeRO 2.
+
+    One fills, two are on their way; the largest weight may fill one alone.
+    """
+    if job.layout.zero != 2 or not job.shard_gradient_bytes:
+        return 0.0
+    total, usual = parameters.dense + parameters.expert, job.layout.bucket_elements
+    several = AHEAD * usual + max(usual, parameters.largest)
+    return job.reduce_bytes * min(several, total)
+
+
 def step_bytes(
     job: TrainingJob, parameters: DeviceParameters, software: SoftwareMemory
 ) -> float:
@@ -131,8 +187,10 @@ def step_bytes(
         return 0.0
     total = parameters.dense + parameters.expert
     added = total * (software.step_bytes + software.shared_step_bytes / job.layout.data_shard)
-    if job.layout.data_shard * job.layout.context > 1 and software.bucket_elements:
-        added += max(software.bucket_elements, parameters.largest) * job.weight_bytes
+    if max(sharing_ranks(job.layout)) > 1 and job.layout.zero < 3:
+        buckets = job.layout.bucket_elements * (AHEAD if job.layout.overlap else 1)
+        if buckets:
+            added += min(max(buckets, parameters.largest), total) * job.gather_bytes
     return added
 
 

@@ -14,8 +14,10 @@ from components.planner.job import TrainingJob
 from components.planner.layer import head_seconds, layer_products, layer_seconds
 from components.planner.schedule import bubble_fraction, orders
 from components.planner.software import SoftwareSpeed
-from components.planner.states import rank_parameters, states
+from components.planner.states import rank_parameters, shard_gradients, states
 from components.planner.timeline import PassSeconds, Timeline, simulate
+
+BACKWARD = 2 / 3  # of a microbatch's passes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,43 +160,77 @@ def again_fraction(job: TrainingJob) -> tuple[float, float]:
 def _reduction_seconds(
     job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed, microbatch: float
 ) -> float:
-    """Average gradients, and gather weights under ZeRO (Rajbhandari et al. 2020, section 7)."""
+    """Average gradients, and gather weights under ZeRO (Rajbhandari et al. 2020, section 7).
+
+    What passes hide is not counted (`_exposed`).
+    """
     layout, parameters = job.layout, rank_parameters(job, rank)
     where = communication.group_of(layout, "dense")
-    seconds = 0.0
+    reduced = gathered = 0.0
     replicas = communication.group_of(layout, "data")
     for ranks, count in ((where, parameters.dense), (replicas, parameters.expert)):
         if count and ranks.size > 1:
             rate = communication.reduce_bandwidth(hardware, ranks, layout.devices_per_node)
-            seconds += reduced_bytes(job, count, ranks.size) / rate
-    seconds *= speed.reduced_fraction
-    if layout.zero == 0:
-        seconds = max(seconds - speed.hides_reduction * microbatch * 2 / 3, 0.0)
+            reduced += reduced_bytes(job, count, ranks.size) / rate
+            gathered += gathered_bytes(job, count, ranks.size) / rate
+    reduced *= speed.reduced_fraction
+    gathered *= speed.reduced_fraction
+    if layout.overlap or layout.zero == 3:
+        seconds = _exposed(job, rank, reduced, gathered, microbatch)
+    else:
+        hidden = (layout.zero == 0) * speed.hides_reduction * microbatch * BACKWARD
+        seconds = max(reduced + gathered - hidden, 0.0)
     return seconds + speed.step_latencies * communication.latency(hardware, where)
 
 
-def reduced_bytes(job: TrainingJob, parameters: float, size: int) -> float:
-    """Scatter gradients and gather them, or the weights instead.
+def _exposed(
+    job: TrainingJob, rank: int, reduced: float, gathered: float, microbatch: float
+) -> float:
+    """Return the seconds of a step's collectives of data ranks that no pass hides.
 
-    From stage 2 on every microbatch's gradients are scattered, at stage 3 the weights gathered
-    twice for each as well (Rajbhandari et al. 2020, section 7.2).
+    A backward pass hides all but the last bucket of gradients: that of the last microbatch,
+    under ZeRO 2 and 3 each one's. A forward pass hides all but the first bucket of weights; of
+    ZeRO 3, whose buckets are layers, each pass hides gathers of its own.
     """
-    gradient, zero = job.reduce_bytes, job.layout.zero
-    each = (
-        2 * gradient,
-        gradient + job.weight_bytes,
-        gradient * job.microbatches + job.weight_bytes,
-        (gradient + 2 * job.weight_bytes) * job.microbatches,
-    )
-    return parameters * each[zero] * (size - 1) / size
+    layout, parameters = job.layout, rank_parameters(job, rank)
+    numbers = parameters.dense + parameters.expert
+    buckets = max(ceil(numbers / max(layout.bucket_elements, parameters.largest)), 1)
+    forward, backward = (1 - BACKWARD) * microbatch, BACKWARD * microbatch
+    if layout.zero == 3:
+        parts = layout.layers_of(rank) + 1
+        reduced, once = reduced / job.microbatches, gathered / job.microbatches / 2
+        each = max(once - forward, once / parts)
+        each += max(once + reduced - backward, reduced / parts)
+        return job.microbatches * each
+    times = job.microbatches if layout.zero == 2 else 1
+    left = times * max(reduced / times - backward, reduced / times / buckets)
+    return left + max(gathered - forward, gathered / buckets)
+
+
+def reduced_bytes(job: TrainingJob, parameters: float, size: int) -> float:
+    """Scatter gradients, and without ZeRO gather them.
+
+    From stage 2 on every microbatch's gradients are scattered (Rajbhandari et al. 2020, section
+    7.2).
+    """
+    each = (2, 1, job.microbatches, job.microbatches)[job.layout.zero] * job.reduce_bytes
+    return parameters * each * (size - 1) / size
+
+
+def gathered_bytes(job: TrainingJob, parameters: float, size: int) -> float:
+    """Gather weights that ranks have updated, at stage 3 for each pass of each microbatch."""
+    each = (0, 1, 1, 2 * job.microbatches)[job.layout.zero] * job.gather_bytes
+    return parameters * each * (size - 1) / size
 
 
 def _optimizer_seconds(
     job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
 ) -> float:
     """Read and write the state of this rank once, ``step_traffic`` times over."""
-    state = states(job, rank_parameters(job, rank))
-    moved = 2 * (state.master + state.optimizer) + state.gradients + state.weights
+    parameters = rank_parameters(job, rank)
+    state = states(job, parameters)
+    gradients = shard_gradients(job, parameters)
+    moved = 2 * (state.master + state.optimizer) + gradients + state.weights
     return speed.step_traffic * moved / (hardware.memory_gigabytes_per_second * 1e9)
 
 

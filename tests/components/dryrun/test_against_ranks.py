@@ -28,6 +28,14 @@ SIZES = (
 )
 LAYOUTS = {
     "data": ("recipe=teuken7b", "parallelism.data=2", "parallelism.zero=2"),
+    "data, whole sums": ("recipe=teuken7b", "parallelism.data=2", "parallelism.zero=0"),
+    "data, rounded weights": (
+        "recipe=teuken7b",
+        "parallelism.data=2",
+        "parallelism.zero=1",
+        "parallelism.bucket_elements=100_000",
+        "precision.compute=bfloat16",
+    ),
     "tensor": ("recipe=teuken7b", "parallelism.tensor=2", "parallelism.sequence_parallel=true"),
     "pipeline": ("recipe=teuken7b", "parallelism.pipeline=2", "parallelism.schedule=1f1b"),
     "pipeline in a V": (

@@ -33,7 +33,7 @@ def found(plan: Plan, **changed: float) -> dict[str, Any]:
     held = {
         "weights": memory.states.weights,
         "gradients": memory.states.gradients,
-        "optimizer": memory.states.optimizer,
+        "optimizer": memory.states.master + memory.states.optimizer,
         "casts": memory.casts,
         "activations": memory.activations / fragmentation,
         "temporary": memory.loss + memory.buffers,

@@ -5,9 +5,17 @@ from dataclasses import replace
 import pytest
 
 from components.config.shape import ModelShape
+from components.planner.job import TrainingJob
 from components.planner.layer import layer_bytes_per_token, microbatches_kept
 from components.planner.memory import plan_memory, usable_bytes
-from components.planner.states import DeviceParameters, held, sharded, states, step_bytes
+from components.planner.states import (
+    DeviceParameters,
+    held,
+    shard_gradients,
+    sharded,
+    states,
+    step_bytes,
+)
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 GIB = 2**30
@@ -48,7 +56,7 @@ def test_zero_shards_optimizer_then_gradients_then_weights(data: int) -> None:
 )
 def test_the_measured_law_of_zero_1_is_10_plus_14_over_data(data: int, law: float) -> None:
     """The lower envelope of the released H100 layouts' allocated memory."""
-    figures = {"step_bytes": 2.0, "shared_step_bytes": 2.0, "bucket_elements": 0}
+    figures = {"step_bytes": 2.0, "shared_step_bytes": 2.0}
     software = ours().memory.model_copy(update=figures)
     sharing = job(MIDDLE, layout(data=data, zero=1))
     one = DeviceParameters(dense=1.0, expert=0.0, ends=0.0, largest=0.0)
@@ -177,25 +185,69 @@ def test_of_a_single_microbatch_gradients_take_the_place_of_activations() -> Non
 
 def test_the_update_is_the_peak_where_a_bucket_is_more_than_the_passes() -> None:
     """The largest weight of the first stage is its embedding, gathered in one bucket."""
-    software = ours().memory.model_copy(update={"bucket_elements": 10**11})
-    sharing = job(SMALL, layout(data=8, zero=1))
-    rank = plan_memory(sharing, hopper(), software).ranks[0]
-    assert rank.step == 10**11 * sharing.weight_bytes
-    assert rank.parts()["step_bytes"] == rank.step
+    where = layout(data=8, zero=1, num_layers=16, bucket_elements=900_000_000)
+    sharing = job(SMALL, where, recompute="full", sequence_length=1_024)
+    rank = plan_memory(sharing, hopper(), ours().memory).ranks[0]
+    assert rank.update.step == 900_000_000 * sharing.gather_bytes
+    assert rank.parts()["step_bytes"] == rank.update.step
     assert rank.parts()["activations_bytes"] == 0
-    usual = plan_memory(sharing, hopper(), ours().memory).ranks[0]
-    assert usual.step == SMALL.padded_vocab_size * SMALL.dim * sharing.weight_bytes
+    small = replace(sharing, layout=replace(where, bucket_elements=1_000_000))
+    usual = plan_memory(small, hopper(), ours().memory).ranks[0]
+    assert usual.update.step == SMALL.padded_vocab_size * SMALL.dim * sharing.gather_bytes
     assert usual.parts()["step_bytes"] == 0
 
 
+def on_our_mesh(zero: int, data: int = 8) -> TrainingJob:
+    """Take bfloat16 weights of 16 layers with two sums, masters and buckets of 10 million."""
+    where = layout(
+        data=data, zero=zero, num_layers=16, overlap=True, bucket_elements=10_000_000
+    )
+    numbers = {"gradient_bytes": 0, "shard_gradient_bytes": 4}
+    return job(SMALL, where, **numbers)
+
+
+def test_sums_are_whole_in_the_passes_and_a_shard_in_the_update() -> None:
+    """Rajbhandari et al. 2020, section 5, of bfloat16 weights, float32 sums and masters."""
+    one = on_our_mesh(1)
+    memory = plan_memory(one, hopper(), ours().memory).ranks[0]
+    count = held(one, 0).dense
+    assert memory.states == pytest.approx((2 * count, 4 * count, 4 * count / 8, count))
+    assert memory.earlier_gradients == 4 * count
+    # All sums are there when the last bucket comes, and this rank's part beside them.
+    assert sum(memory.update) == pytest.approx(4 * count + 4 * count / 8)
+    assert shard_gradients(one, held(one, 0)) == 4 * count / 8
+
+
+def test_zero_2_has_three_buckets_of_sums_instead_of_all() -> None:
+    first, second = (
+        plan_memory(on_our_mesh(zero), hopper(), ours().memory).ranks[0] for zero in (1, 2)
+    )
+    count, largest = held(on_our_mesh(1), 0).dense, 51_200 * 2_048
+    buckets = 4 * (2 * 10_000_000 + largest)
+    assert second.buffers - first.buffers == buckets
+    assert first.earlier_gradients - second.earlier_gradients == 4 * count * 7 / 8
+    assert second.casts == first.casts == 0
+
+
+def test_zero_3_holds_float32_shards_and_a_few_gathered_layers() -> None:
+    numbers = {"weight_bytes": 4, "master_bytes": 0}
+    three = plan_memory(replace(on_our_mesh(3), **numbers), hopper(), ours().memory).ranks[0]
+    parts = held(on_our_mesh(3), 0)
+    assert three.states.total == pytest.approx(parts.dense * (4 + 4 + 8) / 8)
+    a_layer = (parts.dense - parts.ends) / 16
+    plain = plan_memory(on_our_mesh(1), hopper(), ours().memory).ranks[0]
+    gathered = 2 * (3 * a_layer + parts.ends) + (2 + 4) * a_layer
+    assert three.buffers - plain.buffers == pytest.approx(gathered)
+
+
 @pytest.mark.parametrize(
-    ("cast_bytes", "gradient_bytes", "each"), [(2, 4, 4 + 2), (0, 4, 4), (0, 2, 4 + 2)]
+    ("cast_bytes", "gather_bytes", "each"), [(2, 4, 4 + 2), (0, 4, 4), (0, 2, 4 + 2)]
 )
 def test_the_heads_gradient_is_a_wide_sum_beside_the_cast_weight_or_its_own_rounding(
-    cast_bytes: int, gradient_bytes: int, each: int
+    cast_bytes: int, gather_bytes: int, each: int
 ) -> None:
     where = layout(pipeline=4, tensor=2)
-    casting = job(MIDDLE, where, cast_bytes=cast_bytes, gradient_bytes=gradient_bytes)
+    casting = job(MIDDLE, where, cast_bytes=cast_bytes, gather_bytes=gather_bytes)
     without = ours().memory.model_copy(update={"own_gradients": False})
     losses = [
         [rank.loss for rank in plan_memory(casting, hopper(), software).ranks]

@@ -1,6 +1,8 @@
 """Step time: the papers' formulas, and that every change moves it the right way."""
 
 from dataclasses import replace
+from math import ceil
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,8 @@ from components.errors import RecipeError
 from components.planner.communication import group, node_rate
 from components.planner.layer import Product, filled_fraction
 from components.planner.schedule import bubble_fraction
-from components.planner.time import plan_time
+from components.planner.states import held
+from components.planner.time import gathered_bytes, plan_time, reduced_bytes
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
@@ -148,3 +151,40 @@ def test_a_profile_without_any_bandwidth_names_it() -> None:
         RecipeError, match=r"inside\.peak_gigabytes_per_second: the profile has no"
     ):
         plan_time(job(MIDDLE, layout(tensor=2)), bare, SPEED)
+
+
+def reduction(zero: int, *, overlap: bool, microbatches: int = 8, **changes: Any) -> float:
+    where = layout(data=8, zero=zero, overlap=overlap, bucket_elements=10**8, num_layers=32)
+    one = job(MIDDLE, where, shard_gradient_bytes=4, microbatches=microbatches, **changes)
+    return plan_time(one, hopper(), SPEED).reduction
+
+
+def test_passes_hide_all_but_the_last_bucket_of_gradients_and_the_first_of_weights() -> None:
+    waits = SPEED.step_latencies * (hopper().inside.latency_seconds or 0.0)
+    count = held(job(MIDDLE, layout(data=8)), 0).dense
+    buckets = ceil(count / (51_200 * 4_096))  # the largest weight alone is more than a bucket
+    for zero in (0, 1):
+        open_, hidden = (reduction(zero, overlap=one) - waits for one in (False, True))
+        assert hidden == pytest.approx(open_ / buckets)
+    open_, hidden = (reduction(2, overlap=one) - waits for one in (False, True))
+    assert hidden == pytest.approx(open_ / buckets)
+
+
+def test_what_is_sent_of_a_number_follows_its_dtype() -> None:
+    sent = [job(MIDDLE, layout(data=8, zero=zero), reduce_bytes=2) for zero in range(4)]
+    reduced = [reduced_bytes(one, 1.0, 8) * 8 / 7 for one in sent]
+    gathered = [gathered_bytes(one, 1.0, 8) * 8 / 7 for one in sent]
+    assert reduced == [4, 2, 2 * 8, 2 * 8]
+    assert gathered == [0, 2, 2, 2 * 2 * 8]
+
+
+def test_a_layers_computation_hides_what_zero_3_gathers_for_the_next() -> None:
+    whole = reduction(3, overlap=False)
+    assert whole == reduction(3, overlap=True)
+    sent = reduced_bytes(job(MIDDLE, layout(data=8, zero=3)), held_numbers(), 8)
+    sent += gathered_bytes(job(MIDDLE, layout(data=8, zero=3)), held_numbers(), 8)
+    assert 0 < whole < 0.1 * sent / 436e9
+
+
+def held_numbers() -> float:
+    return held(job(MIDDLE, layout(data=8)), 0).dense
