@@ -211,7 +211,7 @@ class Prices:
                 for x in parts
             ]
 
-        key = "states", cut, every, layout.context, layout.data_shard, layout.zero
+        key = "states", cut, others, layout.context, layout.data_shard, layout.zero
         return ranks, self._once(key, held)
 
     def _peak(self, job: TrainingJob, held: tuple[States, float], passes: float) -> float:

@@ -28,7 +28,8 @@ class SoftwareMemory(Section):
     """Figures of one training program's memory.
 
     ``step_bytes`` a parameter are added during the optimizer's step, ``shared_step_bytes`` of
-    them divided like its state. ``keeps_gradients`` tells whether their memory is there before a step's first backward pass.
+    them divided like its state. ``keeps_gradients`` tells whether their memory is there before
+    a step's first backward pass.
     ``logit_bytes`` is kept for each logit of a microbatch; a loss that goes by blocks keeps
     those of ``block_tokens`` in the products' precision. ``own_gradients`` tells whether
     autograd makes a weight's gradient apart before it adds it up: the head's with the loss,

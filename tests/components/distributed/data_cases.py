@@ -224,8 +224,9 @@ def most_of_layers(parts: Parts, layout: Layout) -> float:
         seen.append((rows + gathered) / whole)
 
     for layer in layers:
-        layer.attention.register_forward_hook(look)
-        layer.attention.register_full_backward_hook(look)
+        attention = layer.get_submodule("attention")
+        attention.register_forward_hook(look)
+        attention.register_full_backward_hook(look)
     sharded.backward(batch_of(0, sharded.mesh.data_rank))
     assert len(seen) == 2 * 2 * len(layers)  # two microbatches, forward and backward
     return max(seen)

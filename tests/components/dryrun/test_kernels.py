@@ -139,7 +139,7 @@ def test_experts_go_all_at_once_where_a_kernel_takes_them(device: str, grouped: 
 
 def test_a_product_of_16_bits_is_added_to_a_wide_sum_by_one_kernel_that_is_counted() -> None:
     ledger = FlopLedger()
-    with FakeTensorMode(), device_kernels(), ledger:
+    with FakeTensorMode(), device_kernels("cuda"), ledger:
         left, right = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((9, 4), (4, 5)))
         add_product(torch.empty(9, 5), left, right)
     assert ledger.flops == {"addmm": 2 * 9 * 4 * 5}

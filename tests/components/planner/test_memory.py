@@ -230,8 +230,8 @@ def test_zero_2_has_three_buckets_of_sums_instead_of_all() -> None:
 
 
 def test_zero_3_holds_float32_shards_and_a_few_gathered_layers() -> None:
-    numbers = {"weight_bytes": 4, "master_bytes": 0}
-    three = plan_memory(replace(on_our_mesh(3), **numbers), hopper(), ours().memory).ranks[0]
+    sharded = replace(on_our_mesh(3), weight_bytes=4, master_bytes=0)
+    three = plan_memory(sharded, hopper(), ours().memory).ranks[0]
     parts = held(on_our_mesh(3), 0)
     assert three.states.total == pytest.approx(parts.dense * (4 + 4 + 8) / 8)
     a_layer = (parts.dense - parts.ends) / 16
