@@ -75,8 +75,10 @@ def test_what_auto_becomes_is_in_the_recipe_and_stays_when_a_run_goes_on() -> No
 
 
 def test_a_searched_layout_answers_auto_too() -> None:
-    words = ("recipe=teuken7b", "cluster=hopper", "parallelism=auto", "cluster.nodes=8")
-    words = (*words, "parallelism.pipeline=1", "parallelism.tensor=1")
+    words = (
+        *("recipe=teuken7b", "cluster=hopper", "parallelism=auto", "cluster.nodes=8"),
+        *("parallelism.pipeline=1", "parallelism.tensor=1"),
+    )
     assert composed(*words, "parallelism.recompute=auto") == composed(*words)
 
 
