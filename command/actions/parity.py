@@ -183,7 +183,9 @@ def _label(recipe: Recipe) -> str:
         "sequence parallel": section.sequence_parallel and section.tensor > 1,
         f"{section.expert_dispatch}{parts}{plain}": section.expert > 1,
         section.schedule: section.pipeline > 1,
-        "recomputed": section.recompute != "none",
+        "recomputed": section.recompute not in {"none", "selective"},
+        "recomputed by operator": section.recompute == "selective",
+        f"every {section.recompute_every} layers": section.recompute_every > 1,
         "compiled": section.compile != "none",
         "offloaded": section.offload_optimizer,
     }

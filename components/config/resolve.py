@@ -93,6 +93,7 @@ def _without_auto(tree: Tree) -> Tree:
 _PLACES = ("data.folder", "data.tokenizer_folder", "model.init_from", "data.sources.")
 SECTIONS = ("parallelism", "cluster", "checkpoint", "guard", "watchdog", "profiler")
 _DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node")  # may be `auto`
+_RECOMPUTE = "parallelism.recompute"
 _NEW_RUN = "start a new run with run=FOLDER"
 
 
@@ -108,6 +109,9 @@ def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
             rules refuse.
     """
     check_movable(values)
+    if values.get(_RECOMPUTE) == "auto":
+        problem = "auto was answered when the run began; it goes on with the answer"
+        raise RecipeError(_RECOMPUTE, problem, f"leave it out, or name one: {_RECOMPUTE}=full")
     tree = recipe.model_dump(mode="json")
     for key, value in values.items():
         before = _put(tree, key, value)

@@ -39,7 +39,10 @@ INSTALL = f'eval "$({sys.executable} {ROOT}/run.py --shell-completion install=ba
         ("recipe=teuken7b budg", ["budget."]),
         ("recipe=teuken7b model.attention.qk", ["model.attention.qk_norm="]),
         ("recipe=teuken7b model.walnut", []),
-        ("recipe=teuken7b parallelism.rec", ["parallelism.recompute="]),
+        (
+            "recipe=teuken7b parallelism.rec",
+            ["parallelism.recompute=", "parallelism.recompute_every="],
+        ),
         (
             "-m recipe=teuken7b,mula1",
             ["recipe=teuken7b,mula100b_a7b", "recipe=teuken7b,mula1b"],

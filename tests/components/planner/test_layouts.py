@@ -57,7 +57,7 @@ def brute_force(recipe: Recipe) -> Iterator[Parallelism]:
         "zero": range(4),
         "sequence_parallel": (False, True),
         "microbatch_sequences": range(1, recipe.derived.samples_per_step + 1),
-        "recompute": {"none", "full", base.recompute},
+        "recompute": {"none", "selective", "full", base.recompute},
         "schedule": ("1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"),
         "stages_per_rank": (1, 2, 4),
     }

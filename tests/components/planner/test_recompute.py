@@ -72,6 +72,8 @@ def test_what_auto_becomes_is_in_the_recipe_and_stays_when_a_run_goes_on() -> No
     moved = relayout(recipe, {"parallelism.tensor": 2})
     assert moved.parallelism.recompute == "selective"
     assert moved.parallelism.recompute_every == recipe.parallelism.recompute_every
+    with pytest.raises(RecipeError, match="auto was answered when the run began"):
+        relayout(recipe, {"parallelism.recompute": "auto"})
 
 
 def test_a_searched_layout_answers_auto_too() -> None:
