@@ -112,10 +112,12 @@ SLICE_ROWS = 4_096  # so that their product is little beside the sum
 @cache
 def adds_wide(device: str, dtype: torch.dtype) -> bool:
     """Whether a kind of device adds a narrow product to a float32 sum in one kernel."""
-    if not has_kernel("aten::addmm.dtype_out", device):
-        return False
-    total, ones = (torch.ones(16, 16, device=device, dtype=x) for x in (torch.float32, dtype))
     try:  # the first kernels took no sum wider than the matrices
+        if not has_kernel("aten::addmm.dtype_out", device):
+            return False
+        total, ones = (
+            torch.ones(16, 16, device=device, dtype=x) for x in (torch.float32, dtype)
+        )
         torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
     except RuntimeError:
         return False
