@@ -71,7 +71,7 @@ ORIGINS = (
     Origin(
         recipe="bloom560m",  # tied: in a V one rank has both ends
         precision="float32",
-        words=(),
+        words=("precision.loss_scale=none", "budget.ramp_up=none"),
         layout={"pipeline": 2, "schedule": "zbv", "stages_per_rank": 2},
         targets=(
             {},

@@ -39,11 +39,10 @@ LAYOUTS = {
     "tensor": ("recipe=teuken7b", "parallelism.tensor=2", "parallelism.sequence_parallel=true"),
     "pipeline": ("recipe=teuken7b", "parallelism.pipeline=2", "parallelism.schedule=1f1b"),
     "pipeline in a V": (
-        "recipe=bloom560m",  # tied
+        "recipe=teuken7b",
         "parallelism.pipeline=2",
         "parallelism.schedule=zbv",
         "parallelism.stages_per_rank=2",
-        "parallelism.microbatch_sequences=3",
         "model.num_layers=4",
     ),
     "expert": (
