@@ -133,6 +133,7 @@ def test_the_stages_of_a_rank_share_the_mask_of_each_microbatch() -> None:
             compute(stage, (rows[number][:, :-1],), rows[number], number)
         for once, again, tokens in zip(first.masks, second.masks, rows, strict=True):
             assert once is again
+            assert isinstance(once, CausalMask)
             numbers = number_documents(tokens[:, :-1], 0)
             assert torch.equal(once.dense(slice(None), 8)[:, 0], seen_in(numbers))
         assert compute._masks == {}
