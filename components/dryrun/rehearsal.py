@@ -154,7 +154,7 @@ def _once_a_step(
 
         return counted
 
-    watched = [(WeightGather, "settle")]
+    watched: list[tuple[type, str]] = [(WeightGather, "settle")]
     if module.recipe.parallelism.zero < 2:
         watched += [(GradBucket, "depart"), (GradBucket, "cross")]
     with ExitStack() as patches:

@@ -6,7 +6,7 @@ deals them.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from components.config.layout import AXES
 from components.config.rules.engine import FLOAT8
@@ -127,13 +127,13 @@ def _computed(precision: Precision) -> str:
     return "bfloat16" if precision.compute in {"auto", FLOAT8} else precision.compute
 
 
-def number_bytes(precision: Precision, parallelism: Parallelism) -> dict[str, int]:
+def number_bytes(precision: Precision, parallelism: Parallelism) -> dict[str, Any]:
     """Name the bytes of each number of a job, as our two engines hold it."""
     mesh = parallelism.engine == "mesh"
     return _on_mesh(precision, parallelism.zero) if mesh else _in_deepspeed(precision)
 
 
-def _on_mesh(precision: Precision, zero: int) -> dict[str, int]:
+def _on_mesh(precision: Precision, zero: int) -> dict[str, Any]:
     """Follow `components.distributed.data`: a weight's own gradient stays for a moment only.
 
     ZeRO 2 and 3 add up in the optimizer's shards; those of ZeRO 3 are the weights.
@@ -159,7 +159,7 @@ def _on_mesh(precision: Precision, zero: int) -> dict[str, int]:
     }
 
 
-def _in_deepspeed(precision: Precision) -> dict[str, int]:
+def _in_deepspeed(precision: Precision) -> dict[str, Any]:
     """DeepSpeed computes with rounded weights beside its own float32 copy."""
     compute = _computed(precision)
     held = BYTES[compute]
@@ -211,7 +211,7 @@ class Node(NamedTuple):
     devices: tuple[Device, ...]
 
 
-def coordinates(layout: ParallelLayout, rank: int) -> dict[str, int]:
+def coordinates(layout: ParallelLayout, rank: int) -> dict[str, Any]:
     """Return the place of a rank on each axis."""
     places = dict.fromkeys(AXES, 0)
     for axis in reversed(layout.rank_order):

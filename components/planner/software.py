@@ -28,7 +28,8 @@ class SoftwareMemory(Section):
     """Figures of one training program's memory.
 
     ``step_bytes`` a parameter are added during the optimizer's step, ``shared_step_bytes`` of
-    them divided like its state. ``keeps_gradients`` tells whether their memory is there before a step's first backward pass.
+    them divided like its state. ``keeps_gradients`` tells whether their memory is there before
+    a step's first backward pass.
     ``logit_bytes`` is kept for each logit of a microbatch; a loss that goes by blocks keeps
     those of ``block_tokens`` at 4 bytes. ``own_gradients`` tells whether autograd makes a
     weight's gradient apart before it adds it up: the head's with the loss, where it waits for
@@ -64,9 +65,8 @@ class SoftwareSpeed(Section):
     ``crossing_layer_seconds`` more for each tensor rank where a pipeline crosses nodes.
     ``tensor_collectives`` of a layer are exposed by ``exposed_fraction``; a message to the next
     stage costs ``message_seconds``. ``reduced_fraction`` multiplies the time of averaging
-    gradients, which ``hides_reduction`` behind the last microbatch without ZeRO where the layout
-    does not say ``overlap``. The optimizer
-    moves its state ``step_traffic`` times and waits ``step_latencies`` latencies for each node.
+    gradients, which ``hides_reduction`` behind the last microbatch without ZeRO where the
+    layout does not say ``overlap``. The optimizer moves its state ``step_traffic`` times and waits ``step_latencies`` latencies for each node.
     """
 
     product_fraction: float
