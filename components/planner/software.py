@@ -66,7 +66,8 @@ class SoftwareSpeed(Section):
     ``tensor_collectives`` of a layer are exposed by ``exposed_fraction``; a message to the next
     stage costs ``message_seconds``. ``reduced_fraction`` multiplies the time of averaging
     gradients, which ``hides_reduction`` behind the last microbatch without ZeRO where the
-    layout does not say ``overlap``. The optimizer moves its state ``step_traffic`` times and waits ``step_latencies`` latencies for each node.
+    layout does not say ``overlap``. The optimizer moves its state ``step_traffic`` times and
+    waits ``step_latencies`` latencies for each node.
     """
 
     product_fraction: float
