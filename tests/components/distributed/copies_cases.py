@@ -39,7 +39,8 @@ def _weights(mesh: Mesh) -> dict[str, nn.Parameter]:
 
 def _values(mesh: Mesh, splits: bool) -> list[tuple[str, Tensor, DeviceMesh]]:
     """Name weights and what an optimizer keeps of them, each with those who hold it alike."""
-    shards = make_shards(_weights(mesh).items(), mesh, split=splits)
+    stage = nn.ParameterDict(_weights(mesh))
+    (shards,) = make_shards([stage], mesh, split=splits, weights=torch.float32)
     named = [(f"{one.name} weight", one, one.weight.detach()) for one in shards]
     named += [
         (f"{one.name} state", one, one.whole(one.parameter.detach().clone())) for one in shards
