@@ -14,7 +14,7 @@ from components.config.schema.types import thaw
 from components.errors import RecipeError
 
 _TRAINING = frozenset({
-    *("init_from", "std", "residual", "padding_row", "layer_scaling", "backend"),
+    *("init_from", "std", "residual", "padding_row", "layer_scaling", "backends"),
     *("auxiliary_scope", "z_loss", "path"),
 })
 

@@ -47,7 +47,11 @@ def shard_weights(decoder: Decoder, mesh: Mesh, *, dtypes: StateDtypes) -> None:
     and the head stay gathered: the backward pass begins with them. Call it after every other
     axis has parallelized the decoder; parameters may be on ``meta``.
     """
-    policy = MixedPrecisionPolicy(param_dtype=dtypes.weights, reduce_dtype=dtypes.reduce)
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtypes.weights if dtypes.weights != dtypes.master else None,
+        reduce_dtype=dtypes.reduce,
+        cast_forward_inputs=False,  # autocast chooses
+    )
     axes = mesh.dense.shard
     if mesh.dense.replicate.size() > 1:
         axes = concatenated([mesh.dense.replicate, axes])

@@ -58,7 +58,7 @@ def _section(*, positions: Section, norm: Section, mlp: Section, attention: Sect
             "qk_norm": None,
             "layer_scaling": False,
             "dropout": 0.0,
-            "backend": "auto",
+            "backends": ["flash", "efficient", "overrideable", "flex"],
             **attention,
         },
         "mlp": {

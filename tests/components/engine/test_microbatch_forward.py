@@ -15,6 +15,7 @@ from components.distributed.tensor_styles import seed_layers
 from components.dryrun.world import fake_world
 from components.engine.microbatch_forward import StageCompute, number_documents
 from components.model.decoder import Decoder
+from components.model.masks import CausalMask
 from components.train.trainer import degrees_of
 from tests.components.distributed.tensor_cases import Parts
 from tests.components.distributed.tensor_cases import build as build_decoder
@@ -110,7 +111,7 @@ class Recording(Decoder):
         self.final_norm = None
         self.places = lambda length, device: torch.arange(length, device=device)
         self.sequence_slices = 1
-        self.masks: list[Any] = []
+        self.masks: list[CausalMask | None] = []
 
     def forward(self, inputs: Tensor, **given: Any) -> Tensor:
         self.masks.append(given["mask"])
