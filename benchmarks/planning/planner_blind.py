@@ -180,7 +180,32 @@ def _job(
         norm=NormShape(weight=True, bias=True),
         positions=PositionsShape(),
     )
-    layout = ParallelLayout(
+    return TrainingJob(
+        shape=shape,
+        layout=_layout(item, layers, fused=fused),
+        sequence_length=SEQUENCE_LENGTH,
+        microbatch_sequences=item.get("microbatch_sequences", 1),
+        microbatches=item["microbatches"],
+        compute=item["compute"],
+        weight_bytes=2,
+        gradient_bytes=2,
+        accumulate_bytes=4,
+        shard_gradient_bytes=0,
+        master_bytes=4,
+        moment_bytes=8,
+        cast_bytes=0,
+        reduce_bytes=2,
+        gather_bytes=2,
+        saved_bytes=14,
+        recompute="none" if fused else "full",
+        dropout=False,
+        fused_attention=fused,
+        attention_passes=1,
+    )
+
+
+def _layout(item: Mapping[str, Any], layers: list[int], *, fused: bool) -> ParallelLayout:
+    return ParallelLayout(
         data=item["data"],
         data_shard=item["data"],
         tensor=item["tensor"],
@@ -202,28 +227,6 @@ def _job(
         head_stage=len(layers) - 1,
         rank_order=("pipeline", "data", "expert", "context", "tensor"),
         devices_per_node=4 if fused else 8,
-    )
-    return TrainingJob(
-        shape=shape,
-        layout=layout,
-        sequence_length=SEQUENCE_LENGTH,
-        microbatch_sequences=item.get("microbatch_sequences", 1),
-        microbatches=item["microbatches"],
-        compute=item["compute"],
-        weight_bytes=2,
-        gradient_bytes=2,
-        accumulate_bytes=4,
-        shard_gradient_bytes=0,
-        master_bytes=4,
-        moment_bytes=8,
-        cast_bytes=0,
-        reduce_bytes=2,
-        gather_bytes=2,
-        saved_bytes=14,
-        recompute="none" if fused else "full",
-        dropout=False,
-        fused_attention=fused,
-        attention_passes=1,
     )
 
 

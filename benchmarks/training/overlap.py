@@ -28,6 +28,7 @@ from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed as dist
+import yaml
 from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
@@ -35,7 +36,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
+from benchmarks.kept import RESULTS, ROOT, circumstances
 from benchmarks.paired import paired_ratio
 from benchmarks.training.link import LOOPBACK, ProcessPlace, can_link, linked
 from command.arguments import read_point
@@ -53,21 +54,11 @@ from components.terminal import console
 RESULT = RESULTS / "overlap.json"
 RANKS, WARMUP_ROUNDS, ROUNDS = 2, 2, 9
 SEQUENCES, LENGTH, BUCKET_ELEMENTS = 2, 256, 2**20
-SHAPE = {
-    "model.dim": 384,
-    "model.num_layers": 8,
-    "model.attention.num_heads": 6,
-    "model.attention.num_kv_heads": 2,
-    "model.attention.head_dim": 64,
-    "model.vocab_size": 4_096,
-    "model.padded_vocab_size": 4_096,
-}
-MODELS = {
-    "dense": ("teuken7b", {"model.mlp.ffn_dim": 1_024}),
-    "experts": ("mula7b_a1b", {"model.mlp.ffn_dim": 256, "model.mlp.num_experts": 8}),
-}
 STAGES = (1, 2, 3)
 PEERS = ("DDP", "fully_shard")
+# Recipes at full size, and what is smaller of them.
+MODELS: dict[str, Any] = yaml.safe_load((ROOT / "benchmarks/data/overlap.yaml").read_text())
+VOCAB_SIZE = 4_096
 OURS = {f"zero {zero}": zero for zero in STAGES}
 LATE, UNSENT = "zero {}, no overlap", "zero {}, nothing sent"
 EVEN = StateDtypes(*[torch.float32] * 4)
@@ -77,9 +68,7 @@ Seconds = dict[str, list[float]]
 
 def decoder_of(model: str) -> Decoder:
     """Build a decoder of the shapes above, initialized."""
-    recipe, own = MODELS[model]
-    words = [f"{key}={value}" for key, value in (SHAPE | own).items()]
-    composed = compose_recipe(read_point([f"recipe={recipe}", "scale=full", *words]))
+    composed = compose_recipe(read_point(["scale=full", *MODELS[model]]))
     decoder = build(composed.model, "model")
     assert isinstance(decoder, Decoder)
     draw_weights(decoder, seed=0)
@@ -181,7 +170,7 @@ def measure_rank(rank: int, folder: Path) -> None:
         sides = sides_of(model, mesh)
         seconds: Seconds = {side: [] for side in sides}
         for _ in range(WARMUP_ROUNDS + ROUNDS):
-            rows = torch.randint(4_096, (SEQUENCES, LENGTH + 1), generator=generator)
+            rows = torch.randint(VOCAB_SIZE, (SEQUENCES, LENGTH + 1), generator=generator)
             for side, step in sides.items():
                 dist.barrier()
                 began = time.perf_counter()
