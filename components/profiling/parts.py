@@ -72,6 +72,7 @@ ATTENTION, PRODUCTS = "attention", "products"
 EXPERT_PRODUCTS, ROUTING = "experts: products", "experts: routing"
 POINTWISE, REST, LOSS = "norms and activations", "rest of the model", "head and loss"
 GRADIENTS, OPTIMIZER = "gradients", "optimizer"
+NEXT_BATCH = "next batch"  # what the main thread waits for data
 COMMUNICATION, DATA, HOST = "communication", "data", "host"
 PARTS = (
     *(ATTENTION, PRODUCTS, EXPERT_PRODUCTS, ROUTING, POINTWISE, REST, LOSS),
@@ -140,7 +141,7 @@ def places_of(trace: Trace) -> dict[TraceEvent, CallPlace]:
 def _enter(event: TraceEvent, above: CallPlace, forwards: Mapping[int, CallPlace]) -> CallPlace:
     if event.is_step:
         return replace(above, in_step=True)
-    if event.name.startswith("enumerate(DataLoader)"):
+    if event.name == NEXT_BATCH:
         return CallPlace(scope=RangeScope(DATA, DATA), in_step=True)
     if event.name.startswith("Optimizer.step#"):
         return replace(above, scope=RangeScope(OPTIMIZER, OPTIMIZER))

@@ -10,7 +10,9 @@ from threading import Thread
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
+from components.profiling.parts import NEXT_BATCH
 from components.train.batches import StepBatches
 
 THREAD = "read-ahead"
@@ -84,4 +86,5 @@ class BatchThread(Thread):
             self._batch.set_exception(error)
 
     def result(self) -> Tensor:
-        return self._batch.result()
+        with record_function(NEXT_BATCH):
+            return self._batch.result()

@@ -5,7 +5,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.profiling.parts import COMMUNICATION, GRADIENTS, HOST, PRODUCTS, places_of
+from components.profiling.parts import (
+    COMMUNICATION,
+    GRADIENTS,
+    HOST,
+    NEXT_BATCH,
+    PRODUCTS,
+    places_of,
+)
 from components.profiling.profile import profile_of
 from components.profiling.timeline import intersect, length, times_of, total_of, union
 from components.profiling.trace import trace_of
@@ -108,7 +115,7 @@ def test_what_the_profile_itself_waits_for_is_no_wait_of_the_step() -> None:
 
 
 def test_reading_before_a_step_counts_to_it() -> None:
-    read = range_around("enumerate(DataLoader)#_SingleProcess.__next__", -20, -5)
+    read = range_around(NEXT_BATCH, -20, -5)
     found = profile_of(trace_of([*STEP, read]), machine="none", dtype="float32")
     assert round(found["step_seconds"] * 1e6) == 115
     assert round(found["parts"]["data"]["seconds"] * 1e6) == 15

@@ -13,7 +13,7 @@
 #SBATCH --signal=B:USR1@540
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --array=1-50%1
+#SBATCH --array=1-48%1
 #SBATCH --output=/path/to/kochbuch/runs/bloom176b-full/jobs/%A_%a.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 

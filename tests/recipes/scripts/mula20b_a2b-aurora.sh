@@ -3,10 +3,10 @@
 #PBS -A <account>
 #PBS -q prod
 #PBS -l select=256
-#PBS -l walltime=12:00:00
+#PBS -l walltime=09:00:00
 #PBS -l filesystems=flare
 #PBS -l place=scatter
-#PBS -r n
+#PBS -r y
 #PBS -j oe
 #PBS -o /path/to/kochbuch/runs/mula20b_a2b-full/jobs/
 # What this script says is there; what the ranks say is in ranks/JOB.log beside.
@@ -39,16 +39,12 @@ mkdir -p "$run/ranks"
 # By 3 this ends the chain: the run has finished, was cancelled, or two jobs made no progress.
 python -m cluster.begin "$run" || exit $(($? != 3))
 
-# The next job is queued now, while nothing can have killed this one: PBS has no arrays whose jobs
-# wait for one another. This one is never run again (-r n): it would queue a second successor.
-[ -e "$run/jobs/last" ] || qsub -W depend=afterany:"$PBS_JOBID" "$run/jobs/job.sh"
-
 MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")
 MASTER_PORT=$((20000 + ${PBS_JOBID%%[^0-9]*} % 10000))
 export MASTER_ADDR MASTER_PORT
 
 # PBS gives no warning: 960 s before the wall the run is told to save and stop.
-(sleep 42240 && touch "$run/stop") &> /dev/null & alarm=$!
+(sleep 31440 && touch "$run/stop") &> /dev/null & alarm=$!
 trap 'kill "$alarm" 2> /dev/null' EXIT
 
 # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
