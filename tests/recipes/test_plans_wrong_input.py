@@ -80,7 +80,7 @@ def test_a_profile_without_a_needed_figure_leaves_memory_and_says_how_to_measure
     first = tree["missing"][0]
     assert first["figure"] == figure
     assert first["remedy"].startswith(how)
-    assert tree["memory"]["verdict"] == "tight"
+    assert tree["memory"]["verdict"] == "fits"
     assert tree["time"]["step_seconds"] is None
     assert set(tree["bill"].values()) == {None}
 
