@@ -262,7 +262,7 @@ def main(words: Sequence[str]) -> None:
         convention="seconds of a step of the slower of two ranks of one thread each, float32, "
         "gloo, AdamW; medians, and of the better peer's by ours the median of paired ratios; "
         "hidden: of what is exposed without overlap",
-        shape=SHAPE
+        shape={"models": MODELS}
         | {"sequences": SEQUENCES, "length": LENGTH, "ranks": RANKS, "rounds": ROUNDS},
         packages=("torch",),
     )
