@@ -26,6 +26,12 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+def wait(works: Sequence[dist.Work]) -> None:
+    """Wait for collectives to end; the watchdog knows a rank that waits by this file."""
+    for work in works:
+        work.wait()
+
+
 Started = tuple[Tensor, dist.Work | None]
 Start = Callable[[Tensor], Started]
 

@@ -180,8 +180,7 @@ class GradBucket:
         self._works.append(collective(*given, async_op=True, **named))
 
     def _wait(self) -> None:
-        for work in self._works:
-            work.wait()
+        collectives.wait(self._works)
         self._works.clear()
 
 

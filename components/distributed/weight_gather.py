@@ -96,7 +96,7 @@ class WeightGather:
         bucket = self._buckets[self._arrived]
         work, everyones = self._under_way.pop(0)
         if work is not None:
-            work.wait()
+            collectives.wait([work])
         for place, shard in enumerate(bucket.shards):
             rows = rows_of(local(shard.weight))
             if bucket.ranks > 1:

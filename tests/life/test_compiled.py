@@ -30,7 +30,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
             "parallelism.recompute=selective",
         ),
     ),
-    "context 2": (5, ("parallelism.context=2",)),
+    "context 2": (8, ("parallelism.context=2",)),
     "zero 3": (1, ("parallelism.data=2", "parallelism.zero=3")),
     "DeepSpeed's zero 2": (
         1,
@@ -48,7 +48,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
         ),
     ),
     "context 2, by operator": (
-        5,
+        8,
         ("parallelism.context=2", "parallelism.recompute=selective"),
     ),
     "zero 3, every third layer by operator": (

@@ -181,6 +181,7 @@ def apart(one: Engine, other: Engine) -> float:
     found = []
     for (name, mine), (other_name, theirs) in pairs:
         assert name == other_name
+        theirs = theirs.to(mine.dtype)  # ours are as rounded as they are computed with
         found.append(((mine - theirs).abs().max() / theirs.abs().max()).item())
     return max(found)
 
