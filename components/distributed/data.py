@@ -91,9 +91,8 @@ class DataParallel:
         self._mesh = mesh
         self._expert_divisor = expert_divisor
         self._zero = zero
-        self._sharded = (
-            [part for stage in stages for part in stage.modules()] if zero == 3 else []
-        )
+        parts = (part for stage in stages for part in stage.modules())
+        self._sharded = [part for part in parts if isinstance(part, FSDPModule)]
         self._dtypes = dtypes
         self._overlap = overlap
         weights = dtypes.master if zero == 3 else dtypes.weights
@@ -171,6 +170,7 @@ class DataParallel:
 
     def reduce(self) -> None:
         """Give every shard the mean over all data ranks; call it after the last microbatch."""
+        self.settle()  # of a weight that no module has waited for an update would be lost
         for queue in self._queues:
             queue.end()
         for shard in self.shards:
@@ -183,9 +183,8 @@ class DataParallel:
 
     def reshard(self) -> None:
         """Let go of gathered weights, which are kept for a backward pass (ZeRO 3)."""
-        for stage in self._sharded:
-            if isinstance(stage, FSDPModule):
-                stage.reshard()
+        for part in self._sharded:
+            part.reshard()
 
     def settle(self) -> None:
         """Wait until every weight has its update; reading one before is too early."""

@@ -67,12 +67,11 @@ class WeightGather:
         """Wait until all buckets have come, or those up to ``index``."""
         end = len(self._buckets) if index is None else index + 1
         while self._arrived < end:
-            self._fill(at_least=1)
             self._arrive()
             self._fill()
 
-    def _fill(self, at_least: int = 0) -> None:
-        ahead = max(self._ahead, at_least)
+    def _fill(self) -> None:
+        ahead = max(self._ahead, 1)
         while len(self._under_way) < ahead and self._departed < len(self._buckets):
             self._depart(self._buckets[self._departed])
             self._departed += 1
