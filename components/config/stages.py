@@ -6,6 +6,7 @@ head and loss, and what goes from one stage to the next on the same rank is not 
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from components.config.schema.sections import Parallelism
@@ -44,8 +45,7 @@ class StagePlacement:
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """List the stages of a rank, in the order of the model."""
-        turns = range(self.stages_per_rank)
-        return tuple(turn * self.pipeline + self._place(turn, rank) for turn in turns)
+        return _stages_of(self, rank)
 
     def rank_of(self, stage: int) -> int:
         """Return the pipeline rank that holds a stage."""
@@ -54,6 +54,12 @@ class StagePlacement:
     def _place(self, turn: int, place: int) -> int:
         """Turn a rank into its place among the stages of one turn, or back."""
         return self.pipeline - 1 - place if self.style == "v" and turn % 2 else place
+
+
+@cache  # a search for a layout asks a million times for a few of them
+def _stages_of(placement: StagePlacement, rank: int) -> tuple[int, ...]:
+    ranks, turns = placement.pipeline, range(placement.stages_per_rank)
+    return tuple(turn * ranks + placement._place(turn, rank) for turn in turns)
 
 
 def style_of(schedule: str) -> Style:

@@ -6,6 +6,7 @@ deals them.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -56,7 +57,7 @@ class ParallelLayout:
     def ranks(self) -> int:
         return self.data * self.tensor * self.pipeline * self.expert * self.context
 
-    @property
+    @cached_property
     def placement(self) -> StagePlacement:
         """Which pipeline rank has which stages."""
         return StagePlacement(
@@ -75,8 +76,10 @@ class ParallelLayout:
 
     def recomputed_of(self, rank: int) -> int:
         """Count the layers of a pipeline rank whose number ``recompute_every`` divides."""
-        ends = list(accumulate(self.layers, initial=0))
         every = self.recompute_every
+        if every == 1:
+            return self.layers_of(rank)
+        ends = list(accumulate(self.layers, initial=0))
         upto = [-(-end // every) for end in ends]  # of the layers before each stage's end
         return sum(upto[stage + 1] - upto[stage] for stage in self.stages_of(rank))
 

@@ -60,7 +60,7 @@ def test_an_image_on_the_command_line_takes_the_place_of_the_file_s_environment(
         ("juwels: {account: 12}", r"juwels\.account: 12 is no text"),
         ("juwels: {venv: /a, image: /b}", "both an image .* and a virtual environment"),
         ("juwels: {account: [", "cannot be read: while parsing"),
-        ("[" * 100_000, "cannot be read: maximum recursion depth exceeded"),
+        ("[" * 2_000, "cannot be read: maximum recursion depth exceeded"),
         ("juwels: {device_hours: .nan}", "device_hours: nan is no number of hours"),
     ],
 )

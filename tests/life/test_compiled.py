@@ -30,7 +30,6 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
             "parallelism.recompute=selective",
         ),
     ),
-    "context 2": (8, ("parallelism.context=2",)),
     "zero 3": (1, ("parallelism.data=2", "parallelism.zero=3")),
     "DeepSpeed's zero 2": (
         1,
@@ -39,13 +38,6 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
     "experts over 2": (  # what precedes them in a layer, and what follows
         2,
         ("recipe=mula7b_a1b", "parallelism.expert=2", "parallelism.data=2"),
-    ),
-    "experts over 2, by operator": (
-        2,
-        (
-            *("recipe=mula7b_a1b", "parallelism.expert=2", "parallelism.data=2"),
-            "parallelism.recompute=selective",
-        ),
     ),
     "context 2, by operator": (
         8,
@@ -59,7 +51,6 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
         ),
     ),
     "all again": (1, ("parallelism.recompute=full",)),
-    "norms again": (3, ("parallelism.recompute=[norms]",)),
     "attention again": (3, ("parallelism.recompute=[attention]",)),
     "mlp again": (3, ("parallelism.recompute=[mlp]",)),
 }

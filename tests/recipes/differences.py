@@ -43,15 +43,11 @@ def composed_tree(name: str, scale: str) -> Tree:
 
 def shared_by_most(scale: str) -> Tree:
     """Return the leaves that more than half of the recipes have at a scale."""
-    counts = Counter(
-        (path, yaml.safe_dump(value))
-        for name in RECIPES
-        for path, value in leaves(composed_tree(name, scale))
-    )
-    most = {
-        path: yaml.safe_load(text) for (path, text), n in counts.items() if 2 * n > len(RECIPES)
-    }
-    return nested(most)
+    found = [leaf for name in RECIPES for leaf in leaves(composed_tree(name, scale))]
+    counts = Counter((path, repr(value)) for path, value in found)
+    return nested({
+        path: value for path, value in found if 2 * counts[path, repr(value)] > len(RECIPES)
+    })
 
 
 def difference(tree: Tree, base: Tree) -> Tree:

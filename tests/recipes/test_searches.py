@@ -90,6 +90,7 @@ def test_a_page_without_a_search_has_no_table_of_layouts(tmp_path: Path) -> None
     assert "Layouts found" not in file.read_text("utf-8")
 
 
+@pytest.mark.quick("mula220b_a10b-juwels")
 @pytest.mark.parametrize(("name", "cluster"), ABROAD)
 def test_abroad_tensor_ranks_stay_inside_a_node_too(name: str, cluster: str) -> None:
     layout = plan_recipe(searched(name, cluster).recipe).job.layout

@@ -174,7 +174,7 @@ def test_what_is_written_holds_no_pickle(tmp_path: Path) -> None:
     assert {file.suffix for file in saved.iterdir()} == {".safetensors", ".json"}
 
 
-@pytest.mark.quick("zero 3", "tied stages, tensor")
+@pytest.mark.quick("zero 3")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_one_process_loads_every_bit_that_a_layout_saved(
     saved: Callable[[str], Saved], name: str
@@ -183,6 +183,7 @@ def test_one_process_loads_every_bit_that_a_layout_saved(
     assert_equal(load(PARTS, ALONE, checkpoint), whole)
 
 
+@pytest.mark.quick("tensor, zero 1")
 @pytest.mark.parametrize("name", ["tensor, zero 1", "tied stages, zero 2"])
 def test_the_pieces_of_a_tensor_in_one_file_come_back_to_their_places(
     ranks: Ranks, tmp_path: Path, name: str
@@ -214,13 +215,12 @@ def test_every_layout_loads_every_bit_that_one_process_saved(
     assert_equal(found, whole)
 
 
+@pytest.mark.quick("replicas, zero 3")
 @pytest.mark.parametrize(
     "layout",
     [
         pytest.param(Layout(shard=4), id="zero 0"),
-        pytest.param(Layout(shard=4, zero=1), id="zero 1"),
         pytest.param(Layout(replicate=2, shard=2, zero=2), id="replicas, zero 2"),
-        pytest.param(Layout(shard=4, zero=3), id="zero 3"),
         pytest.param(Layout(replicate=2, shard=2, zero=3), id="replicas, zero 3"),
     ],
 )
@@ -266,7 +266,12 @@ LOOP = Layout(pipeline=2, shard=2, zero=1, schedule="interleaved", stages_per_ra
 V = LOOP._replace(schedule="zbv")
 
 
-@pytest.mark.parametrize(("first", "second"), [(V, LOOP), (LOOP, V), (V, ALONE)])
+@pytest.mark.quick("v to one")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(V, LOOP), (LOOP, V), (V, ALONE)],
+    ids=["v to loop", "loop to v", "v to one"],
+)
 def test_a_v_of_stages_is_saved_under_the_names_of_the_whole(
     ranks: Ranks, tmp_path: Path, first: Layout, second: Layout
 ) -> None:
@@ -278,6 +283,7 @@ def test_a_v_of_stages_is_saved_under_the_names_of_the_whole(
     assert all((whole[name] - x).abs().max() < SAME_TRAINING for name, x in expected.items())
 
 
+@pytest.mark.long
 def test_a_v_of_stages_goes_on_with_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
     uninterrupted = merged(ranks(save, DEEP, V, tmp_path / "whole", 2 * STEPS))
     ranks(save, DEEP, V, tmp_path / "killed", STEPS)

@@ -114,6 +114,7 @@ def test_discounts_and_experts_compile_too(
     assert count_graphs() > before
 
 
+@pytest.mark.long
 def test_all_layers_share_a_graph_that_evaluation_takes_no_part_in(
     small_decoder: Build,
 ) -> None:
