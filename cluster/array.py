@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster import script
-from cluster.batch_systems import Slurm
 from cluster.scheduler import SchedulerError, check_id, check_present
+from cluster.slurm import Slurm
 from cluster.user import User
 from components.config.schema.data import Preparation
 from components.config.schema.recipe import Recipe

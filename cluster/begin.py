@@ -1,86 +1,141 @@
-"""The first act of a job: ``python -m cluster.begin RUN``; 3 if nothing is left to do.
+"""The first act of a job: ``python -m cluster.begin RUN [chain]``; 3 if nothing is left to do.
 
-A job goes on from the newest checkpoint, whatever ended the one before. The chain is over when
-the run has finished or was cancelled, when two jobs saved nothing, or when `cluster.end` finds
-a mistake that another job would only repeat.
+A job goes on from the newest checkpoint, whatever ended the one before; `cluster.decisions`
+says when the chain is over. With ``chain`` the next job is queued now, while nothing can have
+killed this one: PBS has no arrays whose jobs wait for one another.
+
+This runs on the host, also of a run whose ranks are in an image: it calls the scheduler.
 """
 
 import os
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from cluster.records import Jobs, chain_of, heading, ranks_log, saved_tokens, tell_end
+from cluster.chain import JobAttempt
+from cluster.chain_events import Ended, Queued, Readmitted
+from cluster.decisions import expired, open_job, queues_next
+from cluster.names import fold_names
+from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell_end
 from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
 from components.config.schema.recipe import read_recipe
 from components.fault_tolerance.failures import forget_errors
 from components.preflight.verdict import HOSTS, forget_verdict, list_hosts
 from components.run.folder import RunFolder
-from components.run.records import JobLifeRecord
 from components.terminal import say
 
 OVER = 3  # what `begin` returns if nothing is left to do; Python's own failures are 1 and 2
-WITHOUT_PROGRESS = 2
 
 
-def begin(run: Path, seen: Mapping[str, str]) -> int:
+def begin(run: Path, seen: Mapping[str, str], *, chained: bool = False) -> int:
     """Record the job; return 0 if it has anything to do, or 3 if the chain is over."""
     folder = RunFolder(run)
     jobs = Jobs(folder)
-    scheduler = scheduler_of(read_recipe(folder.recipe).cluster)
-    if folder.ended == "finished":
-        say("the run has finished: nothing is left for this job")
-        return OVER
-    if jobs.cancelled.exists():
-        say("the run was cancelled: this job ends")
-        return OVER
+    recipe = read_recipe(folder.recipe)
+    scheduler = scheduler_of(recipe.cluster)
+    chain = jobs.chain()
     place = scheduler.place(seen)
-    if stuck(jobs.since_submission(), saved_tokens(folder)):
-        ends = f"the chain ends here; why they ended is in {jobs.path}"
-        say(f"{WITHOUT_PROGRESS} jobs in a row saved nothing new: {ends}")
-        end_chain(scheduler, place.job, jobs)
+    opening = open_job(
+        chain,
+        place,
+        saved=saved_tokens(folder),
+        finished=folder.ended == "finished",
+        at=now(),
+        fate_of=lambda before: scheduler.fate(before.job),
+    )
+    jobs.note(*opening.events)
+    now_known = jobs.chain()
+    if chain.open is not None:  # it could not tell so itself
+        key = chain.open.job, chain.open.attempt
+        tell_end(folder, next(o for o in now_known.attempts if (o.job, o.attempt) == key))
+    if opening.over:
+        say(f"{opening.over}; the chain ends here")
+        end_chain(scheduler, jobs)
         return OVER
     folder.stop.unlink(missing_ok=True)
     folder.results.unlink(missing_ok=True)
     forget_errors(folder.path / "ranks")
     forget_verdict(folder.path)
     list_hosts(folder, HOSTS, place.nodes)
-    for before in jobs.all()[-1:]:
-        if before.ended is None:  # it could not tell so itself
-            tell_end(folder, before)
-    record = jobs.begin(place)
+    record = now_known.current[-1]
     title = heading(record)
-    say(f"{title}: from {record.tokens_at_begin:,} tokens on {' '.join(record.nodes)}")
-    _mark_last(jobs)
+    say(f"{title}: from {record.tokens_at_begin:,} tokens on {fold_names(record.nodes)}")
+    _readmit_expired(scheduler, jobs)
+    if chained and queues_next(now_known):
+        _queue_next(scheduler, jobs, record)
     if (log := ranks_log(folder, record)).exists():  # of an earlier attempt
         with log.open("a", encoding="utf-8") as again:
             again.write(f"{title}\n")
-    return 0
+    return _check_launcher(scheduler, jobs, record)
 
 
-def _mark_last(jobs: Jobs) -> None:
-    """Mark the last job that the chain may have; who submits by hand sets no limit."""
-    submissions = jobs.submissions()
-    begun = len({record.job for record in jobs.since_submission()})
-    if submissions and begun >= submissions[-1]["jobs"]:
-        jobs.last.touch()
-    else:
-        jobs.last.unlink(missing_ok=True)
+def _queue_next(scheduler: Scheduler, jobs: Jobs, record: JobAttempt) -> None:
+    """Queue the job after this one; without it the run ends with this job, and that is told."""
+    successor, why = None, ""
+    try:
+        successor = scheduler.submit(jobs.script, after=record.job)
+        avoid(scheduler, jobs, list(jobs.chain().avoided), successor)
+    except SchedulerError as error:
+        why = str(error)
+        say(f"no job is queued after this one: {why}")
+    jobs.note(Queued(at=now(), job=record.job, successor=successor, why=why))
 
 
-def stuck(records: Sequence[JobLifeRecord], saved: int) -> bool:
-    """Return whether the last jobs all began where the run still is."""
-    last = records[-WITHOUT_PROGRESS:]
-    return len(last) == WITHOUT_PROGRESS and all(r.tokens_at_begin == saved for r in last)
+def avoid(scheduler: Scheduler, jobs: Jobs, nodes: list[str], job: str) -> bool:
+    """Keep what waits of ``job``'s chain off ``nodes``; False if the scheduler cannot."""
+    cluster = read_recipe(jobs.folder.recipe).cluster
+    if not scheduler.excludes and isinstance(cluster.preflight, str):
+        return False
+    needed = cluster.nodes + cluster.spare_nodes
+    return scheduler.exclude(job, jobs.path, nodes, needed=needed)
 
 
-def end_chain(scheduler: Scheduler, job: str, jobs: Jobs) -> None:
+def _readmit_expired(scheduler: Scheduler, jobs: Jobs) -> None:
+    """Let the jobs that wait use nodes again that were avoided for long enough."""
+    chain = jobs.chain()
+    over = expired(chain, now())
+    if not over:
+        return
+    try:
+        for job in chain.ids:
+            avoid(scheduler, jobs, [one for one in chain.avoided if one not in over], job)
+    except SchedulerError as error:
+        say(str(error))
+        return
+    jobs.note(Readmitted(at=now(), nodes=over, why="they were avoided for long enough"))
+    say(f"no longer avoided: {' '.join(over)}")
+
+
+def _check_launcher(scheduler: Scheduler, jobs: Jobs, record: JobAttempt) -> int:
+    """End a job at once whose ranks nothing could start; the next may have a better node."""
+    if shutil.which(scheduler.launcher) is not None:
+        return 0
+    where = record.nodes[0] if record.nodes else "this node"
+    why = f"{scheduler.launcher} is not found on {where}: does a module of the site bring it?"
+    jobs.note(
+        Ended(
+            at=now(),
+            job=record.job,
+            attempt=record.attempt,
+            tokens=record.tokens_at_begin,
+            ended="failed",
+            why=why,
+        )
+    )
+    tell_end(jobs.folder, jobs.chain().current[-1])
+    say(f"failed: {why}")
+    return 1
+
+
+def end_chain(scheduler: Scheduler, jobs: Jobs) -> None:
     """Cancel the waiting jobs; this job's own work counts, whatever the scheduler answers."""
     try:
-        scheduler.cancel(chain_of(job), jobs.path, running=False)
+        for job in jobs.chain().ids:
+            scheduler.cancel(job, jobs.path, running=False)
     except SchedulerError as error:
         say(str(error))
 
 
 if __name__ == "__main__":
-    sys.exit(begin(Path(sys.argv[1]), os.environ))
+    sys.exit(begin(Path(sys.argv[1]), os.environ, chained="chain" in sys.argv[2:]))

@@ -1,7 +1,8 @@
 """The last act of a job: ``python -m cluster.end RUN STATUS``, with the launcher's status.
 
-It finds in what a failed job left which rank failed first, where, and of what: the others lose
-it and fail too. A rank left its error in a file; of one that was killed the launcher speaks.
+On the host, as `cluster.begin`. It finds in what a failed job left which rank failed first,
+where, and of what: the others lose it and fail too. A rank left its error in a file; of one
+that was killed the launcher speaks.
 """
 
 import re
@@ -10,8 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.begin import end_chain
-from cluster.records import Jobs, chain_of, heading, ranks_log, saved_tokens, tell, tell_end
+from cluster.begin import avoid, end_chain
+from cluster.chain import JobAttempt
+from cluster.chain_events import Ended, Excluded, Over, Readmitted
+from cluster.decisions import avoided_until, to_lift, too_many
+from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell, tell_end
 from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
@@ -19,10 +23,8 @@ from components.fault_tolerance.failures import read_errors
 from components.preflight.node_checks import failed_copies
 from components.preflight.verdict import ANSWER, PreflightVerdict, read_verdict
 from components.run.folder import RunFolder
-from components.run.records import JobLifeRecord
 from components.terminal import say
 
-MOST_EXCLUDED_FRACTION = 0.25  # of a job's nodes: beyond, it is not the nodes
 # `srun: error: NODE: task 5: Killed`, and PALS: `NODE: rank 5 died from signal 9`.
 _LAUNCHER = re.compile(
     r"^(?:srun: error: )?(?P<node>[\w.-]+): "
@@ -55,26 +57,39 @@ def end(run: Path, status: int) -> int:
     folder = RunFolder(run)
     jobs, recipe = Jobs(folder), read_recipe(folder.recipe)
     scheduler = scheduler_of(recipe.cluster)
-    record, verdict = jobs.all()[-1], read_verdict(folder)
+    record, verdict = jobs.chain().attempts[-1], read_verdict(folder)
     left_out = verdict.bad if verdict and not verdict.of_all else ()
     ended = folder.ended
     failure = Failure(why="") if ended else _failure(jobs, recipe, record, verdict, status)
     suspect = (failure.node,) if failure.of_node and failure.node is not None else ()
     bad = tuple(dict.fromkeys((*left_out, *suspect)))
-    record = jobs.end(record, ended=ended or "failed", why=failure.why, bad_nodes=bad)
+    at = now()
+    told = Ended(
+        at=at,
+        job=record.job,
+        attempt=record.attempt,
+        tokens=saved_tokens(folder),
+        ended=ended or "failed",
+        why=failure.why,
+        bad_nodes=bad,
+    )
+    jobs.note(told)
+    record = jobs.chain().attempts[-1]
     tell_end(folder, record)
-    say(f"{ended} at {saved_tokens(folder):,} tokens" if ended else f"failed: {failure.why}")
+    say(f"{ended} at {told.tokens:,} tokens" if ended else f"failed: {failure.why}")
     if failure.of_user:
+        why = f"job {record.job} failed, and no other job would mend this: {failure.why}"
+        jobs.note(Over(at=at, why=why))
         say("no other job would mend this: the chain ends here")
     if failure.of_user or ended == "finished":
-        end_chain(scheduler, record.job, jobs)
+        end_chain(scheduler, jobs)
     elif bad:
-        _avoid(scheduler, record, jobs)
+        _avoid(scheduler, recipe, record, jobs)
     return 0 if ended else status or 1
 
 
 def _failure(
-    jobs: Jobs, recipe: Recipe, record: JobLifeRecord, verdict: Verdict, status: int
+    jobs: Jobs, recipe: Recipe, record: JobAttempt, verdict: Verdict, status: int
 ) -> Failure:
     """Look at the verdict on the nodes first: without enough good ones no rank has started."""
     run = jobs.folder.path
@@ -132,23 +147,41 @@ def copies_failure(failed: Mapping[str, str], nodes: Sequence[str]) -> Failure:
     return Failure(why=why, node=node, of_node=not shared, of_user=shared)
 
 
-def _avoid(scheduler: Scheduler, record: JobLifeRecord, jobs: Jobs) -> None:
-    """Keep the next job off all nodes that were suspected, unless these are too many."""
-    bad = dict.fromkeys(node for each in jobs.since_submission() for node in each.bad_nodes)
-    names = " ".join(bad)
-    if len(bad) > max(1, int(MOST_EXCLUDED_FRACTION * len(record.nodes))):
-        say(f"{len(bad)} nodes are suspected by now, so it may be none of them: {names}")
+def _avoid(scheduler: Scheduler, recipe: Recipe, record: JobAttempt, jobs: Jobs) -> None:
+    """Keep the next job off the suspected nodes, unless these are too many for it to start."""
+    chain, names = jobs.chain(), " ".join(record.bad_nodes)
+    if too_many(chain, record.bad_nodes, len(record.nodes)):
+        count = len({*chain.avoided, *record.bad_nodes})
+        say(f"{count} nodes are suspected by now, so it may be none of them: {names}")
         return
+    avoided = [
+        *(one for one in chain.avoided if one not in record.bad_nodes),
+        *record.bad_nodes,
+    ]
+    needed = recipe.cluster.nodes + recipe.cluster.spare_nodes
     try:
-        excluded = scheduler.exclude(chain_of(record.job), jobs.path, list(bad))
+        able = scheduler.able(record.job)
+        lifted = to_lift(avoided, able, needed) if able is not None else ()
+        avoided = [one for one in avoided if one not in lifted]
+        can = [avoid(scheduler, jobs, avoided, job) for job in chain.ids]
     except SchedulerError as error:
         say(f"{error}; tell the site of {names}")
         return
-    if excluded:
-        say(f"the next job avoids {names}")
-        tell(jobs.folder, "exclusion", record.why, {"job": record.job, "avoided": list(bad)})
-    else:
-        say(f"{scheduler.name} cannot avoid nodes; tell the site of {names}")
+    if not all(can):
+        say(
+            f"{scheduler.name} cannot avoid nodes without a preflight; tell the site of {names}"
+        )
+        return
+    new = tuple(one for one in record.bad_nodes if one in avoided)
+    if lifted:
+        why = f"without them fewer than the {needed} nodes of a job could be had"
+        jobs.note(Readmitted(at=now(), nodes=lifted, why=why))
+        say(f"not avoided, {why}: {' '.join(lifted)}")
+    if new:
+        at = now()
+        jobs.note(Excluded(at=at, nodes=new, until=avoided_until(at), why=record.why))
+        say(f"the next job avoids {' '.join(avoided)}")
+        tell(jobs.folder, "exclusion", record.why, {"job": record.job, "avoided": avoided})
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ class JobSettings:
     jobs: int  # how many such jobs the run needs at most, by the plan
     venv: str | None
     python: str
+    host_python: str  # for what talks to the scheduler, which no image has
     node_folder: str  # below it is what a job keeps on its nodes
     caches: tuple[str, ...]  # variables that name folders there
     allocator: str | None  # settings of torch's, where nobody has any
@@ -108,6 +109,9 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
     # Who gathers is ready before the launcher is ended, if a node hangs.
     rules, spare = cluster.preflight, script.MINUTE
     preflight = None if isinstance(rules, str) else ceil(rules.longest_seconds) + spare
+    # A job that is to leave nodes out has more of them than this script knows.
+    scheduler = scheduler_of(cluster)
+    each = nodes if scheduler.excludes else f"$(wc -l < $run/{HOSTS})"
     return JobSettings(
         name=recipe.name,
         cluster=cluster,
@@ -123,12 +127,13 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         jobs=jobs,
         venv=venv,
         python=python,
+        host_python=script.host_python_of(user, repository),
         node_folder=script.plain(site.node_folder, "cluster.site.node_folder"),
         caches=cache_variables(cluster.device),
         allocator=allocator_settings(cluster.device),
         repository=script.plain(str(repository), "repository"),
         run=script.plain(str(run), "run"),
-        on_each=tuple(scheduler_of(cluster).on_each(Path("$run", HOSTS), nodes, site.launch)),
+        on_each=tuple(scheduler.on_each(Path("$run", HOSTS), each, site.launch)),
         missing=tuple(script.missing_of(recipe, user, queue)),
         notes=(note,) if note else (),
     )

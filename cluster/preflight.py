@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from cluster.records import tell
+from cluster.records import Jobs, tell
 from cluster.scheduler import JobPlace, scheduler_of
 from components.config.schema.cluster import Site
 from components.config.schema.recipe import Recipe, read_recipe
@@ -31,18 +31,22 @@ _SECONDS_TO_END = 5.0
 def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
     """Gather at this node what the job's nodes say; note it and list the nodes for the ranks.
 
-    As many good ones are taken as there are ranks for, or all where agents can use others.
+    As many good ones are taken as there are ranks for, or all where agents can use others. The
+    job's nodes are those that `cluster.begin` recorded: in an image there is no scheduler.
     """
     folder = RunFolder(run)
     recipe = read_recipe(folder.recipe)
-    scheduler = scheduler_of(recipe.cluster)
-    nodes = scheduler.place(seen).nodes
+    chain = Jobs(folder).chain()
+    nodes = chain.current[-1].nodes
     hosts = {node.partition(".")[0]: node for node in nodes}
     with hub(int(seen["MASTER_PORT"])) as gathering:
         found = gathering.gather(recipe, list(hosts), needed=recipe.cluster.nodes)
     verdict.write_verdict(folder, found)
-    wait = recipe.watchdog.restarts and scheduler.outlives_nodes
-    chosen = found.good if wait else found.good[: found.needed]
+    # An avoided node that the scheduler gave all the same is the last to be taken.
+    avoided = {node.partition(".")[0] for node in chain.avoided}
+    good = sorted(found.good, key=lambda name: name in avoided)
+    wait = recipe.watchdog.restarts and scheduler_of(recipe.cluster).outlives_nodes
+    chosen = good if wait else good[: found.needed]
     verdict.list_hosts(folder, verdict.CHOSEN, (hosts[name] for name in chosen))
     reasons = list(found.reasons())
     bad = {one.node: [each.check for each in one.bad] for one in found.nodes if one.bad}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from cluster.chain import Fate
 from components.config.schema.sections import Cluster
 from components.errors import RecipeError
 
@@ -45,8 +46,10 @@ class Scheduler(Protocol):
 
     name: str
     program: str
+    launcher: str  # what starts the ranks
     ids: re.Pattern[str]  # what its ids look like
     arrays: bool  # a chain is one array, for whose end another can wait
+    excludes: bool  # nodes by their names; else a job asks for more, and leaves them out itself
     outlives_nodes: bool  # a job goes on, if it asks for that, when one of its nodes dies
 
     def submit(self, script: Path, *, after: str | None) -> str:
@@ -58,13 +61,19 @@ class Scheduler(Protocol):
     def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
         """Take back the jobs that wait, and end those that run if asked to."""
 
-    def exclude(self, chain: str, logs: Path, nodes: Sequence[str]) -> bool:
-        """Keep the waiting jobs away from ``nodes``; return whether the scheduler can."""
+    def exclude(self, chain: str, logs: Path, nodes: Sequence[str], *, needed: int) -> bool:
+        """Keep the waiting jobs, of ``needed`` nodes, off these alone; False where none can."""
+
+    def able(self, job: str) -> frozenset[str] | None:
+        """Name the nodes that a job like this could be given, now or later; None if unknown."""
+
+    def fate(self, job: str) -> Fate:
+        """Tell what became of a job that told no end; ``gone`` where nobody knows."""
 
     def place(self, seen: Mapping[str, str]) -> JobPlace:
         """Read from a job's environment which job this is."""
 
-    def on_each(self, hosts: Path, nodes: int, launch: Sequence[str]) -> list[str]:
+    def on_each(self, hosts: Path, nodes: int | str, launch: Sequence[str]) -> list[str]:
         """Return the words that start one task on each of a job's ``nodes``.
 
         ``hosts`` lists them, a line each, in the order of `place`; ``launch`` is what the site
@@ -86,7 +95,8 @@ def scheduler_of(cluster: Cluster) -> Scheduler:
     Raises:
         RecipeError: it has none.
     """
-    from cluster.batch_systems import Pbs, Slurm
+    from cluster.pbs import Pbs
+    from cluster.slurm import Slurm
 
     if cluster.scheduler == "none":
         remedy = "name a batch cluster, or train here: action=train"

@@ -97,6 +97,17 @@ def python_of(site: Site, user: User, repository: Path) -> tuple[str | None, str
     return None, f"{site.container} {user.image} python"
 
 
+def host_python_of(user: User, repository: Path) -> str:
+    """Return the words of the Python that runs on the host itself.
+
+    With an image it is the repository's environment, or whatever the user names: Python 3.11 or
+    newer with the packages of requirements/host.in.
+    """
+    if user.image is None:
+        return "python"
+    return plain(user.host_python or f"{repository}/.venv/bin/python", "site.host_python")
+
+
 def missing_of(recipe: Recipe, user: User, queue: str | None) -> list[RecipeError]:
     """List what the user has to say before a scheduler takes the script."""
     name = recipe.cluster.name

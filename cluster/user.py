@@ -18,7 +18,7 @@ from components.errors import RecipeError
 
 # What the shell and both schedulers take as it stands, without quotes.
 PLAIN = re.compile(r"[A-Za-z0-9_./@%+=:,-]+")
-PATHS = ("runs", "venv", "image")
+PATHS = ("runs", "venv", "image", "host_python")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class User:
     runs: str | None = None  # the folder for run folders
     venv: str | None = None  # where Python is, or `image`
     image: str | None = None
+    host_python: str | None = None  # with an image: for what talks to the scheduler
     queue: str | None = None  # overrides the profile's choice
     reservation: str | None = None
     device_hours: float | None = None  # no run is submitted that is planned to take more

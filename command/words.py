@@ -71,6 +71,7 @@ WAYS = (
     Way("submit", f"{_RECIPE} run again force site.*"),
     Way("status", "run runs output", keys=""),
     Way("cancel", "run runs force", keys=""),
+    Way("readmit", "run runs", keys=""),
     Way("stage", f"{_RECIPE} run file force site.*"),
     Way("preflight", "run output", "run", _PLACE, f"a preflight of a run {_FROM_RUN}"),
     Way("preflight", f"{_RECIPE} output"),

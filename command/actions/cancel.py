@@ -1,7 +1,9 @@
 """Take back what waits, and stop what runs after it has saved."""
 
-from cluster.records import Jobs
+from cluster.chain_events import Cancelled
+from cluster.records import Jobs, now
 from cluster.scheduler import NotOwnError, SchedulerError, check_present, scheduler_of
+from cluster.status import queue_of
 from command.arguments import Arguments
 from command.recipe.path_checks import named_runs
 from components.config.schema.recipe import read_recipe
@@ -24,14 +26,15 @@ def run(arguments: Arguments) -> None:
 
 def _cancel(folder: RunFolder, *, force: bool) -> None:
     scheduler, submitted = scheduler_of(read_recipe(folder.recipe).cluster), Jobs(folder)
-    chain = submitted.newest(scheduler)
-    if chain is None:
+    ids = submitted.ids(scheduler)
+    if not ids:
         problem = f"{folder.path} was never submitted"
         raise RecipeError("run", problem, "Ctrl-C stops a run of this terminal")
     check_present(scheduler, None)
-    jobs = scheduler.states(chain, submitted.path)
-    submitted.cancelled.touch()  # for a job that has not read a stop file when it begins
-    scheduler.cancel(chain, submitted.path, running=force)
+    jobs = queue_of(scheduler, ids, submitted)
+    submitted.note(Cancelled(at=now()))  # for a job that begins before it reads a stop file
+    for chain in ids:
+        scheduler.cancel(chain, submitted.path, running=force)
     for job in jobs:
         said = "cancelled"
         if job.state == "running" and not force:
@@ -39,4 +42,4 @@ def _cancel(folder: RunFolder, *, force: bool) -> None:
             said = "saves after the step it is in, then ends"
         tell(f"{job.job}: {said}")
     if not jobs:
-        tell(f"{chain}: nothing of it waits or runs")
+        tell(f"{ids[0]}: nothing of it waits or runs")

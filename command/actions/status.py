@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from cluster.records import RunStatus, status_of
 from cluster.scheduler import Scheduler, scheduler_of
+from cluster.status import RunStatus, status_of
 from command.arguments import Arguments
 from command.outcome import print_result
 from command.recipe.path_checks import named_runs
@@ -23,7 +23,7 @@ def run(arguments: Arguments) -> None:
         return
     one = status_of(folders[0], _scheduler(folders[0]))
     known = one.jobs or one.chain is not None
-    tables = (_runs([one]), *([_jobs(one)] if known else []))
+    tables = (_runs([one]), _told(one), *([_jobs(one)] if known else []))
     print_result(arguments.output, one.as_json(), lambda: _print(*tables))
 
 
@@ -63,13 +63,31 @@ def _runs(found: Sequence[RunStatus]) -> Table:
     return table
 
 
+def _told(one: RunStatus) -> Table:
+    table = Table(box=None, show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_row("last", one.last)
+    table.add_row("next", one.next)
+    return table
+
+
 def _jobs(one: RunStatus) -> Table:
     table = Table("job", "attempt", "state", "from tokens", "to tokens", "", box=None)
     for record in one.jobs:
-        ended = record.ended or "not ended"
+        ended = record.ended or _not_ended(one, record.job)
         to = "" if record.tokens_at_end is None else f"{record.tokens_at_end:,}"
         begin = f"{record.tokens_at_begin:,}"
         table.add_row(record.job, str(record.attempt), ended, begin, to, record.why)
     for job in one.queued or ():
         table.add_row(job.job, "", job.state, "", "", job.why)
     return table
+
+
+def _not_ended(one: RunStatus, job: str) -> str:
+    """Say of a job that told no end whether it runs, which the queue knows."""
+    if one.queued is None:
+        return "not ended"
+    return (
+        "running" if any(q.job == job and q.state == "running" for q in one.queued) else "lost"
+    )

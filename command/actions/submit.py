@@ -4,10 +4,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.chain_events import Refused, Submit, Submitted
 from cluster.copies.venv import archive_venv
 from cluster.job import JobSettings, job_settings, render, run_folder
-from cluster.records import Jobs, now, status_of
+from cluster.records import Jobs, now
 from cluster.scheduler import Scheduler, SchedulerError, check_present, scheduler_of
+from cluster.status import status_of
 from cluster.user import User, read_user
 from command.actions.prepare import prepare_data
 from command.arguments import ROOT, Arguments
@@ -104,14 +106,15 @@ def hand_over(ready: Ready, *, after: str | None) -> str:
     beside.write_text(render(settings), "utf-8")
     beside.replace(jobs.script)
     check_present(ready.scheduler, jobs.script)
-    jobs.cancelled.unlink(missing_ok=True)
-    at = now()
+    # Told first: a job may begin before its id is known here.
+    jobs.note(Submit(at=now(), words=tuple(words), jobs=settings.jobs))
     try:
         chain = ready.scheduler.submit(jobs.script, after=after)
     except SchedulerError as error:
+        jobs.note(Refused(at=now(), why=str(error)))
         remedy = f"the script is {jobs.script}; site.* and cluster.* change what it asks for"
         raise RecipeError("cluster.scheduler", str(error), remedy) from None
-    jobs.add_submission(chain, at=at, words=words, jobs=settings.jobs)
+    jobs.note(Submitted(at=now(), chain=chain))
     return chain
 
 
@@ -121,7 +124,7 @@ def submitted_before(recipe: Recipe, path: Path, *, again: bool) -> RecipeError 
     Raises:
         RecipeError: the scheduler cannot be asked.
     """
-    if not Jobs(RunFolder(path)).submissions():
+    if not Jobs(RunFolder(path)).chain().ids:
         return None
     scheduler = scheduler_of(recipe.cluster)
     check_present(scheduler, None)

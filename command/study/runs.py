@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cluster.records import status_of
 from cluster.scheduler import scheduler_of
+from cluster.status import status_of
 from command.actions import auto, submit
 from command.arguments import read_point
 from command.compose import compose_recipe

@@ -72,6 +72,19 @@ def read_run_lines(run: Path) -> tuple[list[Line], int]:
 
 def _lines(file: Path) -> tuple[list[Line], list[str]]:
     """Read each whole line, and of the broken ones their places."""
+    whole, broken = parsed_lines(file)
+    for where, record in whole:
+        kind = LINE_KINDS.get(str(record.get("kind")), RunEvent)
+        check_record(record, kind, where, _VERSIONS)
+    return whole, broken
+
+
+def parsed_lines(file: Path) -> tuple[list[Line], list[str]]:
+    """Read each line that holds a mapping with its place, and of the others their places.
+
+    Raises:
+        RecipeError: the file cannot be read, or is none of lines.
+    """
     whole: list[Line] = []
     broken: list[str] = []
     if not file.exists() and not file.is_symlink():
@@ -83,7 +96,7 @@ def _lines(file: Path) -> tuple[list[Line], list[str]]:
                 where = f"{file}:{number}"
                 if len(raw) > MOST_LINE_BYTES or stream.tell() > MOST_BYTES:
                     raise RecipeError(where, "is longer than any line of a run", COPY_AGAIN)
-                if (record := _parsed(raw, where)) is not None:
+                if (record := _parsed(raw)) is not None:
                     whole.append((where, record))
                 elif raw.strip():
                     broken.append(where)
@@ -94,15 +107,12 @@ def _lines(file: Path) -> tuple[list[Line], list[str]]:
     return whole, broken
 
 
-def _parsed(raw: bytes, where: str) -> dict[str, Any] | None:
+def _parsed(raw: bytes) -> dict[str, Any] | None:
     try:
         record = parse_json(raw, finite=False)
     except ValueError:  # maybe half a character
         return None
-    if not isinstance(record, dict):
-        return None
-    check_record(record, LINE_KINDS.get(str(record.get("kind")), RunEvent), where, _VERSIONS)
-    return record
+    return record if isinstance(record, dict) else None
 
 
 @dataclass(frozen=True, kw_only=True)

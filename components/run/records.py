@@ -157,36 +157,6 @@ class Results(TimedResults):
     held_out: HeldOutRecord
 
 
-class Submission(RunRecord):
-    """One hand-over to the scheduler."""
-
-    chain: str
-    at: str
-    words: Texts = ()
-    jobs: Natural
-
-
-class SubmissionsRecord(RunRecord):
-    """``jobs/submitted.json``: all hand-overs, oldest first."""
-
-    submissions: Annotated[tuple[Submission, ...], Field(strict=False)]
-
-
-class JobLifeRecord(RunRecord):
-    """``jobs/ID-ATTEMPT.json``: one job's life."""
-
-    job: str
-    attempt: Natural
-    nodes: Texts
-    began_at: str
-    tokens_at_begin: Natural
-    ended_at: str | None = None
-    tokens_at_end: Natural | None = None
-    ended: str | None = None
-    why: str = ""
-    bad_nodes: Texts = ()
-
-
 class FirstFailure(RunRecord):
     """``ranks/first_failure.json``: the error that brought the ranks down."""
 

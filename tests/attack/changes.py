@@ -63,13 +63,18 @@ def _seal_anew(file: Path) -> None:
 
 
 def read_tree(file: Path) -> Any:
-    """Read a YAML or JSON file as its program would."""
+    """Read a YAML or JSON file as its program would; one of lines as a list."""
     text = file.read_text("utf-8")
+    if file.suffix == ".jsonl":
+        return [json.loads(line) for line in text.splitlines()]
     return yaml.safe_load(text) if file.suffix == ".yaml" else json.loads(text)
 
 
 def write_tree(file: Path, tree: object) -> None:
     """Write it back; a lock keeps the line of its seal."""
+    if file.suffix == ".jsonl" and isinstance(tree, list):
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in tree), "utf-8")
+        return
     if file.suffix != ".yaml":
         file.write_text(json.dumps(tree), "utf-8")
         return
@@ -98,7 +103,8 @@ def _copy(file: Path, values: Mapping[str, str]) -> None:
 def _swap(file: Path, key: str) -> None:
     """Give a field another type than it has."""
     tree = read_tree(file)
-    tree[key] = next(wrong for kind, wrong in SWAPS if isinstance(tree[key], kind))
+    here, last = _reach(tree, key)
+    here[last] = next(wrong for kind, wrong in SWAPS if isinstance(here[last], kind))
     write_tree(file, tree)
 
 
@@ -111,12 +117,13 @@ def _drop(file: Path, paths: list[str]) -> None:
 
 
 def _reach(tree: Any, path: str) -> tuple[Any, Any]:
-    *before, last = [int(step) if step.isdecimal() else step for step in path.split("/")]
-    for step in before:
+    *before, last = path.split("/")
+    for name in before:
+        step = int(name) if name.isdecimal() else name
         if isinstance(tree, dict) and not isinstance(tree.get(step), dict | list):
             tree[step] = {}
         tree = tree[step]
-    return tree, last
+    return tree, int(last) if isinstance(tree, list) else last
 
 
 def _replace(file: Path, texts: Mapping[str, str]) -> None:

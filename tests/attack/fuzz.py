@@ -74,8 +74,8 @@ TARGETS: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
     "submitted": (
         "submitted",
         [
-            *("submitted/jobs/submitted.json", "submitted/jobs/4711_1-0.json"),
-            *("submitted/recipe.json", "submitted/metrics.jsonl"),
+            *("submitted/jobs/chain.jsonl", "submitted/recipe.json"),
+            "submitted/metrics.jsonl",
         ],
         OF_RUN,
     ),

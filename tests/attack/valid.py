@@ -141,21 +141,14 @@ def _submitted(folder: Path) -> None:
     (run / "recipe.json").write_text(recipe.model_dump_json(), "utf-8")
     (run / "results.json").unlink()
     (run / "jobs").mkdir()
-    entry = {"chain": CHAIN, "at": "2026-01-01T00:00:00+00:00", "words": words, "jobs": 2}
-    (run / "jobs" / "submitted.json").write_text(json.dumps({"submissions": [entry]}))
-    record = {
-        "job": f"{CHAIN}_1",
-        "attempt": 0,
-        "nodes": ["n1"],
-        "began_at": "2026-01-02T00:00:00+00:00",
-        "tokens_at_begin": 0,
-        "ended_at": None,
-        "tokens_at_end": None,
-        "ended": None,
-        "why": "",
-        "bad_nodes": [],
-    }
-    (run / "jobs" / f"{CHAIN}_1-0.json").write_text(json.dumps(record))
+    at, job = "2026-01-01T00:00:00+00:00", f"{CHAIN}_1"
+    lines: list[dict[str, object]] = [
+        {"kind": "submit", "at": at, "words": words, "jobs": 2},
+        {"kind": "submitted", "at": at, "chain": CHAIN},
+        {"kind": "began", "at": at, "job": job, "attempt": 0, "nodes": ["n1"], "tokens": 0},
+    ]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (run / "jobs" / "chain.jsonl").write_text(text)
 
 
 def _measured(folder: Path) -> None:

@@ -7,7 +7,10 @@ from typing import Any
 import yaml
 
 from benchmarks.recipes import published_recipes
+from cluster.chain import JobAttempt
+from cluster.chain_events import Began, Cancelled, Ended, Submit, Submitted
 from cluster.job import JobSettings, job_settings, render, run_folder
+from cluster.records import Jobs, now, saved_tokens
 from cluster.user import read_user
 from command.arguments import read_point
 from command.compose import compose_recipe
@@ -59,3 +62,38 @@ def scripts() -> dict[str, tuple[str, ...]]:
         "bloom176b-jean_zay-copies": copied,
         "mula1b-aurora-copies": copied_pbs,
     }
+
+
+def submitted(jobs: Jobs, chain: str, count: int = 4) -> None:
+    """Record that a chain of ``count`` jobs was handed over."""
+    jobs.note(Submit(at=now(), jobs=count, words=()), Submitted(at=now(), chain=chain))
+
+
+def cancelled(jobs: Jobs) -> None:
+    jobs.note(Cancelled(at=now()))
+
+
+def began(
+    jobs: Jobs, job: str, *, attempt: int = 0, nodes: tuple[str, ...] = ("n1",)
+) -> JobAttempt:
+    """Record that a job begins where the run is."""
+    saved = saved_tokens(jobs.folder)
+    jobs.note(Began(at=now(), job=job, attempt=attempt, nodes=nodes, tokens=saved))
+    return jobs.chain().attempts[-1]
+
+
+def ended(
+    jobs: Jobs, record: JobAttempt, how: str, *, why: str = "", bad: tuple[str, ...] = ()
+) -> JobAttempt:
+    """Record how an attempt ended, where the run is."""
+    event = Ended(
+        at=now(),
+        job=record.job,
+        attempt=record.attempt,
+        tokens=saved_tokens(jobs.folder),
+        ended=how,
+        why=why,
+        bad_nodes=bad,
+    )
+    jobs.note(event)
+    return jobs.chain().attempts[-1]

@@ -1,4 +1,4 @@
-"""A strict stand-in for OpenPBS on one host: ``qsub``, ``qstat``, ``qdel``, Cray's ``mpiexec``.
+"""A strict stand-in for OpenPBS on one host: its commands, and Cray's ``mpiexec``.
 
 ``link`` writes programs of these names. ``qsub`` refuses what the manual does not document;
 each job runs in a process of its own, which waits for the jobs it depends on, and ends it at
@@ -6,6 +6,11 @@ the wall. State is one JSON file a job in ``$OPENPBS_FOLDER``, history included.
 dependencies do follows OpenPBS's ``req_register.c`` and its test of them: at the job that is
 waited for stands ``beforeany:ID@server``, also when it has ended, and with a held job those
 that wait for it go.
+
+Without history ($OPENPBS_HISTORY is off) it says what a server of OpenPBS 23.06 was seen to
+say: ``qstat -x`` ends with 0, prints JSON without ``Jobs`` and its reason on standard error; a
+job that has ended is unknown. ``exec_host`` is ``NODE/0*CORES+...``, as there. Of its source
+are the ``Hold_Types`` s of a job that depends on another, and -29 for one killed at its wall.
 """
 
 import fcntl
@@ -22,9 +27,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster.scheduler import user_name
-from tests.cluster.directives import read_directives
-
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = "pbs-0001"
 NODES = tuple(f"0x7f0000{number:02d}" for number in range(1, 5))
@@ -33,12 +35,14 @@ export OPENPBS_FOLDER={folder} OPENPBS_OWNER={owner}
 PYTHONPATH={root} exec {python} -m tests.cluster.openpbs {name} "$@"
 """
 HOLDS_BEFORE_KILL_SECONDS = 3
+KILLED_AT_WALL = -29
+HISTORY_OFF = "PBS is not configured to maintain job history"
 Tree = dict[str, Any]
 
 
 def link(programs: Path, state: Path) -> None:
     """Write the programs into one folder; their jobs are kept in the other."""
-    for name in ("qsub", "qstat", "qdel", "mpiexec"):
+    for name in ("qsub", "qstat", "qdel", "qalter", "mpiexec"):
         text = SCRIPT.format(
             folder=state, owner=os.getpid(), root=ROOT, python=sys.executable, name=name
         )
@@ -99,6 +103,8 @@ def qsub(words: list[str]) -> int:
         if option != "-W" or not found:
             return refuse("qsub", f"invalid option {option} {value}", 2)
         depend = found[1].split(":")
+    from tests.cluster.directives import read_directives  # takes its time, and qstat none
+
     (script,) = words
     text = Path(script).read_text()
     try:
@@ -126,10 +132,14 @@ def qsub(words: list[str]) -> int:
 
 
 def _queued(job: str, text: str, directives: dict[str, list[str]], waits: list[str]) -> Tree:
+    from cluster.scheduler import user_name
+
     tree = {
         "Job_Name": directives["-N"][0],
         "Job_Owner": f"{user_name()}@login",
         "job_state": "H" if waits else "Q",
+        "Hold_Types": "s" if waits else "n",
+        "Resource_List": {"select": directives["-l"][0].removeprefix("select=")},
         "Output_Path": f"login:{directives['-o'][0]}",
         "waits": waits,
         "script": text,  # PBS keeps its own copy
@@ -160,28 +170,33 @@ def serve(words: list[str]) -> int:
         if tree["job_state"] == "F":  # deleted while it waited
             return 0
         process = _start(job, tree)
-        nodes = "+".join(f"{node}/0" for node in _nodes(tree))
-        state = {"job_state": "R", "exec_host": nodes, "session": process.pid}
-        write(job, tree | state)
-    _wait(process, _wall(tree))
-    change(job, job_state="F", Exit_status=process.returncode)
+        nodes = "+".join(f"{node}/0*48" for node in _nodes(tree))
+        state = {"job_state": "R", "Hold_Types": "n", "exec_host": nodes}
+        write(job, tree | state | {"session": process.pid})
+    walled = _wait(process, _wall(tree))
+    status = KILLED_AT_WALL if walled else process.returncode
+    change(job, job_state="F", Exit_status=status)
     return 0
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: int) -> None:
-    """Wait for a job; end it at its wall, and when those who started this server are gone."""
+def _wait(process: subprocess.Popen[bytes], seconds: int) -> bool:
+    """Wait for a job; end it at its wall, and when those who started this server are gone.
+
+    Return whether its wall ended it.
+    """
+    walled = False
     end = time.monotonic() + seconds
     owner = Path("/proc", os.environ["OPENPBS_OWNER"])
     while process.poll() is None:
-        if time.monotonic() > end or not owner.exists():
+        walled = time.monotonic() > end
+        if walled or not owner.exists():
             _end(process.pid)
         time.sleep(0.1)
+    return walled
 
 
 def _nodes(tree: Tree) -> tuple[str, ...]:
-    found = re.match(r"select=(\d+)", tree["directives"]["-l"][0])
-    assert found
-    return NODES[: int(found[1])]
+    return NODES[: int(tree["Resource_List"]["select"].partition(":")[0])]
 
 
 def _wall(tree: Tree) -> int:
@@ -220,12 +235,31 @@ def qstat(words: list[str]) -> int:
     *options, job = words
     if options not in (["-x", "-f", "-F", "json"], ["-f", "-F", "json"]):
         return refuse("qstat", f"illegal options {options}", 2)
-    if not (folder() / f"{job}.json").exists():
+    history = os.environ.get("OPENPBS_HISTORY") != "off"
+    if not history and "-x" in options:
+        sys.stdout.write(json.dumps({"timestamp": 1, "pbs_server": SERVER}) + "\n")
+        return refuse("qstat", HISTORY_OFF, 0)
+    ended = (folder() / f"{job}.json").exists() and read(job)["job_state"] == "F"
+    if not (folder() / f"{job}.json").exists() or (ended and not history):
         return refuse("qstat", f"Unknown Job Id {job}", 153)
     tree = {key: value for key, value in read(job).items() if key not in {"script", "waits"}}
-    if tree["job_state"] == "F" and "-x" not in options:
+    if ended and "-x" not in options:
         return refuse("qstat", f"{job} Job has finished, use -x or -H to obtain it", 35)
     sys.stdout.write(json.dumps({"pbs_server": SERVER, "Jobs": {job: tree}}) + "\n")
+    return 0
+
+
+def qalter(words: list[str]) -> int:
+    """Change the select statement of a job that waits; of one that runs it is fixed."""
+    option, value, job = words
+    found = re.fullmatch(r"select=(\d+)(:\S+)?", value)
+    if option != "-l" or not found:
+        return refuse("qalter", f"illegal option {option} {value}", 2)
+    if read(job)["job_state"] not in {"H", "Q"}:
+        return refuse("qalter", f"Cannot modify attribute while job running {job}", 168)
+    if int(found[1]) > len(NODES):
+        return refuse("qalter", "Job violates queue and/or server resource limits", 188)
+    change(job, Resource_List={"select": value.removeprefix("select=")})
     return 0
 
 
@@ -260,14 +294,15 @@ def mpiexec(words: list[str]) -> int:
     HPE's client (Cray-HPE/craycli, cray/modules/mpiexec/cli.py). Each node is filled before the
     next, as Intel's mpirun documents it. A process knows by ``OPENPBS_NODE`` on which it is.
     """
-    options, program = words[: words.index("python")], words[words.index("python") :]
+    options, program = split_options(words)
     ranks, per_node = (int(options[options.index(word) + 1]) for word in ("-n", "--ppn"))
     named = options[options.index("--hostfile") + 1] if "--hostfile" in options else None
     nodes = Path(named or os.environ["PBS_NODEFILE"]).read_text().split()
     if ranks > per_node * len(nodes):
         return refuse("mpiexec", f"{ranks} ranks on {len(nodes)} nodes", 1)
     with (folder() / "ranks").open("a") as file:
-        file.write(f"{program[2]} {' '.join(nodes)}\n")
+        module = program[program.index("-m") + 1] if "-m" in program else program[0]
+        file.write(f"{module} {' '.join(nodes)}\n")
     processes = {
         rank: subprocess.Popen(
             program,
@@ -278,6 +313,14 @@ def mpiexec(words: list[str]) -> int:
         for rank in range(ranks)
     }
     return _watch(processes, nodes, per_node, ends="--no-abort-on-failure" not in options)
+
+
+def split_options(words: list[str]) -> tuple[list[str], list[str]]:
+    """Part a launcher's own words from the program that it starts."""
+    at = 0
+    while words[at].startswith("-"):
+        at += 2 if words[at] in {"-n", "--ppn", "--hostfile", "--cpu-bind"} else 1
+    return words[:at], words[at:]
 
 
 def _watch(

@@ -26,12 +26,15 @@ class Programs:
 
     def add(self, name: str, *, says: str = "", error: str = "", status: int = 0) -> None:
         """Write or replace one."""
-        file = self.folder / name
-        file.write_text(
-            f'#!/bin/sh\necho "{name} $*" >> {self._notes}\n'
-            f"printf %s {shlex.quote(says)}\nprintf %s {shlex.quote(error)} >&2\n"
-            f"exit {status}\n"
+        self.script(
+            name,
+            f"printf %s {shlex.quote(says)}\nprintf %s {shlex.quote(error)} >&2\nexit {status}",
         )
+
+    def script(self, name: str, text: str) -> None:
+        """Write or replace one that does what a few lines of shell say."""
+        file = self.folder / name
+        file.write_text(f'#!/bin/sh\necho "{name} $*" >> {self._notes}\n{text}\n')
         file.chmod(0o755)
 
     def calls(self) -> list[str]:

@@ -1,18 +1,25 @@
 """What a job does before its ranks start and after: the chain goes on, or ends by itself."""
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.begin import OVER, begin, stuck
+from cluster.begin import OVER, begin
+from cluster.chain import FATES, Chain, chain_of
+from cluster.chain_events import Began, Ended
+from cluster.decisions import why_over
 from cluster.end import end
-from cluster.records import WITHOUT_A_WORD, Jobs, chain_of, now
+from cluster.pbs import Pbs
+from cluster.records import Jobs
+from cluster.slurm import Slurm
+from cluster.status import status_of
 from components.config.schema.recipe import read_recipe
 from components.run.history import read_lines
-from components.run.records import JobLifeRecord
+from tests.cluster.jobs import cancelled, submitted
 from tests.cluster.programs import Programs, queued
 
 NODES = tuple(f"jwb{number:04d}" for number in range(1, 129))
@@ -34,10 +41,11 @@ def task(number: int, *, restarts: int = 0) -> dict[str, str]:
 def jobs(run_on: Run, programs: Programs) -> Jobs:
     """A chain of four on 128 nodes of JUWELS, whose scheduler answers."""
     programs.add("scontrol", says="\n".join(NODES))
-    programs.add("scancel")
+    for name in ("scancel", "srun", "sinfo"):
+        programs.add(name)
     jobs = run_on("juwels")
     programs.add("squeue", says=queued(jobs.path, "77_4|PENDING|Dependency|"))
-    jobs.add_submission("77", at=now(), words=[], jobs=4)
+    submitted(jobs, "77", 4)
     return jobs
 
 
@@ -57,10 +65,6 @@ def fail(jobs: Jobs, rank: int, message: str) -> None:
     )
 
 
-def record(tokens: int) -> JobLifeRecord:
-    return JobLifeRecord(job="1", attempt=0, nodes=(), began_at="", tokens_at_begin=tokens)
-
-
 def test_a_job_that_begins_is_noted_and_sweeps_away_what_the_one_before_left(
     jobs: Jobs, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,18 +73,23 @@ def test_a_job_that_begins_is_noted_and_sweeps_away_what_the_one_before_left(
     finish(jobs, "stopped")
     fail(jobs, 3, "an old error")
     assert begin(jobs.folder.path, task(1)) == 0
-    assert capfd.readouterr().err.startswith("job 77_1, attempt 0: from 512 tokens on jwb0001 ")
+    assert capfd.readouterr().err.startswith(
+        "job 77_1, attempt 0: from 512 tokens on jwb[0001-0128]"
+    )
     assert not jobs.folder.stop.exists()
     assert not jobs.folder.results.exists()
     assert list((jobs.folder.path / "ranks").iterdir()) == []
-    (job,) = jobs.all()
+    (job,) = jobs.chain().attempts
     assert (job.job, job.nodes, job.tokens_at_begin) == ("77_1", NODES, 512)
 
 
 def test_a_requeued_job_is_another_attempt(jobs: Jobs) -> None:
     begin(jobs.folder.path, task(1))
     begin(jobs.folder.path, task(1, restarts=1))
-    assert [(job.job, job.attempt) for job in jobs.all()] == [("77_1", 0), ("77_1", 1)]
+    assert [(job.job, job.attempt) for job in jobs.chain().attempts] == [
+        ("77_1", 0),
+        ("77_1", 1),
+    ]
 
 
 def test_a_job_of_a_finished_run_has_nothing_to_do(
@@ -88,48 +97,114 @@ def test_a_job_of_a_finished_run_has_nothing_to_do(
 ) -> None:
     finish(jobs, "finished")
     assert begin(jobs.folder.path, task(2)) == OVER
-    assert "the run has finished: nothing is left for this job" in capfd.readouterr().err
-    assert jobs.all() == []
+    assert "the run has finished: nothing is left to do" in capfd.readouterr().err
+    assert jobs.chain().attempts == ()
 
 
 def test_a_job_of_a_cancelled_run_ends_though_it_was_about_to_begin(
     jobs: Jobs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    jobs.cancelled.touch()
+    cancelled(jobs)
     assert begin(jobs.folder.path, task(1)) == OVER
-    assert "the run was cancelled: this job ends" in capfd.readouterr().err
-    assert jobs.all() == []
+    assert "the run was cancelled: no further job begins" in capfd.readouterr().err
+    assert jobs.chain().attempts == ()
 
 
-def test_two_jobs_that_saved_nothing_new_end_the_chain(
+def begins(jobs: Jobs, programs: Programs, number: int, *, before: str) -> int:
+    """Begin a job while Slurm says that the one before is in this state."""
+    names = r"\n".join(NODES)
+    known = f"*hostnames*) printf '{names}';; *) echo JobState={before} Reason=None;;"
+    programs.script("scontrol", f"case $* in {known} esac")
+    return begin(jobs.folder.path, task(number))
+
+
+def test_two_jobs_that_saved_nothing_new_end_the_chain_and_the_record_says_why(
     jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = jobs.folder.path
     save(jobs, 512)
-    assert [begin(run, task(1)), begin(run, task(2))] == [0, 0]
+    for number in (1, 2):
+        assert begin(run, task(number)) == 0
+        fail(jobs, 3, "ValueError: loss")
+        end(run, 1)
     assert begin(run, task(3)) == OVER
-    assert "2 jobs in a row saved nothing new: the chain ends here" in capfd.readouterr().err
+    why = "2 jobs in a row saved nothing new: 77_2: rank 3: ValueError: loss"
+    assert f"{why}; the chain ends here" in capfd.readouterr().err
     assert programs.calls()[-1] == "scancel --state=PENDING 77"
+    assert jobs.chain().over == why
+    programs.add("squeue")
+    found = status_of(run, Slurm())
+    assert (found.state, found.why) == ("failed", why)
+    assert "again=true" in found.next
+
+
+def test_a_requeued_job_that_is_overtaken_is_none_that_saved_nothing(
+    jobs: Jobs, programs: Programs
+) -> None:
+    """A killed daemon puts 77_2 back; 77_3 starts first."""
+    save(jobs, 512)
+    begin(jobs.folder.path, task(1))
+    end(jobs.folder.path, 1)
+    assert begin(jobs.folder.path, task(2)) == 0
+    assert begins(jobs, programs, 3, before="PENDING") == 0
+    two = jobs.chain().attempts[1]
+    assert (two.ended, two.why) == ("lost", "was put back into the queue")
+    assert jobs.chain().over == ""
+    end(jobs.folder.path, 1)  # it fails, too: now there are two that did
+    assert begin(jobs.folder.path, task(2, restarts=1)) == OVER
+    assert jobs.chain().over.startswith("2 jobs in a row saved nothing new: 77_3: ")
+
+
+@pytest.mark.parametrize(
+    ("state", "why", "most"),
+    [
+        ("NODE_FAIL", "was lost with one of its nodes", 5),
+        ("TIMEOUT", "was killed at its wall, before it had saved", 2),
+        ("OUT_OF_MEMORY", "was killed: a node's memory was full", 2),
+        ("NOBODY_KNOWS", "ended without a word: killed, or lost with its node", 5),
+    ],
+)
+def test_jobs_that_are_lost_without_progress_end_the_chain_at_last(
+    state: str, why: str, most: int, jobs: Jobs, programs: Programs
+) -> None:
+    found: list[int] = []
+    while len(found) < 9 and OVER not in found:
+        found.append(begins(jobs, programs, len(found) + 1, before=state))
+    assert found == [0] * most + [OVER]
+    assert {one.why for one in jobs.chain().attempts} == {why}
+    assert why in jobs.chain().over
 
 
 def test_a_job_that_saved_lets_the_chain_go_on(jobs: Jobs) -> None:
     run = jobs.folder.path
-    begin(run, task(1))
-    begin(run, task(2))
+    for number in (1, 2):
+        begin(run, task(number))
+        end(run, 1)
     save(jobs, 512)
     assert begin(run, task(3)) == 0
 
 
 def test_submitted_again_a_stuck_run_has_two_more_jobs(jobs: Jobs) -> None:
     run = jobs.folder.path
-    begin(run, task(1))
-    begin(run, task(2))
-    jobs.add_submission("78", at=now(), words=[], jobs=4)
+    for number in (1, 2):
+        begin(run, task(number))
+        end(run, 1)
+    submitted(jobs, "78", 4)
     assert begin(run, task(1)) == 0
 
 
+def test_a_chain_that_is_over_is_over_though_the_scheduler_kept_its_jobs(
+    jobs: Jobs, programs: Programs
+) -> None:
+    programs.add("scancel", error="Unable to contact slurm controller", status=1)
+    begin(jobs.folder.path, task(1))
+    fail(jobs, 0, "RecipeError: data.sources.eu: is missing\n  prepare it again")
+    end(jobs.folder.path, 1)
+    assert begin(jobs.folder.path, task(2)) == OVER
+
+
 @pytest.mark.parametrize(
-    ("began_at", "saved", "expected"),
+    ("began_at", "saved", "over"),
     [
         ([], 0, False),
         ([0], 0, False),
@@ -141,21 +216,26 @@ def test_submitted_again_a_stuck_run_has_two_more_jobs(jobs: Jobs) -> None:
     ],
 )
 def test_stuck_means_that_the_last_two_began_where_the_run_still_is(
-    began_at: list[int], saved: int, expected: bool
+    began_at: list[int], saved: int, over: bool
 ) -> None:
-    assert stuck([record(tokens) for tokens in began_at], saved) is expected
+    chain = Chain()
+    for number, tokens in enumerate(began_at):
+        key = {"at": "", "job": str(number), "attempt": 0}
+        chain = chain.after(
+            Began.model_validate({**key, "nodes": (), "tokens": tokens}),
+            Ended.model_validate({**key, "ended": "failed", "tokens": tokens}),
+        )
+    assert bool(why_over(chain, saved=saved, finished=False)) is over
 
 
-def test_the_last_job_of_a_chain_is_marked_so_that_it_queues_no_other(jobs: Jobs) -> None:
-    marks = []
-    for number in range(1, 5):
-        save(jobs, number)
-        begin(jobs.folder.path, task(number))
-        marks.append(jobs.last.exists())
-    assert marks == [False, False, False, True]
-    jobs.add_submission("78", at=now(), words=[], jobs=2)
-    begin(jobs.folder.path, task(5))
-    assert not jobs.last.exists()
+def test_a_job_without_a_launcher_ends_at_once_and_says_so(
+    jobs: Jobs, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{programs.folder}:/bin/none")
+    (programs.folder / "srun").unlink()
+    assert begin(jobs.folder.path, task(1)) == 1
+    why = "srun is not found on jwb0001: does a module of the site bring it?"
+    assert (jobs.chain().attempts[0].ended, jobs.chain().attempts[0].why) == ("failed", why)
 
 
 def test_a_finished_run_takes_the_waiting_jobs_back(jobs: Jobs, programs: Programs) -> None:
@@ -163,7 +243,7 @@ def test_a_finished_run_takes_the_waiting_jobs_back(jobs: Jobs, programs: Progra
     save(jobs, 1_024)
     finish(jobs, "finished")
     assert end(jobs.folder.path, 0) == 0
-    (job,) = jobs.all()
+    (job,) = jobs.chain().attempts
     assert (job.ended, job.tokens_at_end, job.why) == ("finished", 1_024, "")
     assert programs.calls()[-1] == "scancel --state=PENDING 77"
 
@@ -173,7 +253,7 @@ def test_a_stopped_run_leaves_the_next_job_in_the_queue(jobs: Jobs, programs: Pr
     save(jobs, 1_024)
     finish(jobs, "stopped")
     assert end(jobs.folder.path, 143) == 0  # saved in time: whatever the launcher says
-    assert jobs.all()[0].ended == "stopped"
+    assert jobs.chain().attempts[0].ended == "stopped"
     assert not any(call.startswith("scancel") for call in programs.calls())
 
 
@@ -184,7 +264,7 @@ def test_a_mistake_of_the_recipe_ends_the_chain_and_says_so(
     fail(jobs, 5, "RecipeError: data.sources.eu: is missing\n  prepare it again")
     assert end(jobs.folder.path, 1) == 1
     assert "no other job would mend this: the chain ends here" in capfd.readouterr().err
-    (job,) = jobs.all()
+    (job,) = jobs.chain().attempts
     assert (job.ended, job.bad_nodes) == ("failed", ())
     assert job.why.startswith("rank 5: RecipeError: data.sources.eu: is missing")
     assert programs.calls()[-1] == "scancel --state=PENDING 77"
@@ -197,7 +277,7 @@ def test_a_failure_without_a_suspect_leaves_chain_and_nodes_alone(
     before = programs.calls()
     assert end(jobs.folder.path, 0) == 1  # the ranks left no results: no success
     assert programs.calls() == before
-    assert jobs.all()[0].why == "exit status 0, and no rank said why"
+    assert jobs.chain().attempts[0].why == "exit status 0, and no rank said why"
 
 
 def excluded(programs: Programs) -> list[str]:
@@ -217,7 +297,7 @@ def test_a_node_that_took_no_copy_is_avoided(jobs: Jobs) -> None:
     (jobs.folder.path / "copies").mkdir()
     (jobs.folder.path / "copies" / "jwb0002.failed").write_text("no room\n")
     assert end(jobs.folder.path, 1) == 1
-    (one,) = jobs.all()
+    (one,) = jobs.chain().attempts
     assert (one.why, one.bad_nodes) == ("copies: jwb0002: no room", ("jwb0002",))
 
 
@@ -278,7 +358,7 @@ def test_of_a_job_that_ended_without_a_word_the_next_one_tells(
     assert told(jobs) == []
     begin(jobs.folder.path, task(1, restarts=1))
     evidence = {"job": "77_1", "attempt": 0, "nodes": ["jwb0001"]}
-    assert told(jobs) == [("job_end", WITHOUT_A_WORD, evidence)]
+    assert told(jobs) == [("job_end", f"lost: {FATES['put back']}", evidence)]
 
 
 def test_beyond_a_quarter_of_the_nodes_it_is_not_the_nodes(
@@ -295,7 +375,7 @@ def test_nodes_suspected_before_the_last_submission_are_forgotten(
     jobs: Jobs, programs: Programs
 ) -> None:
     break_on(jobs, 1, 0)
-    jobs.add_submission("77", at=now(), words=[], jobs=4)
+    submitted(jobs, "77", 4)
     break_on(jobs, 2, 4)
     assert excluded(programs) == ["jwb0001", "jwb0002"]
 
@@ -332,10 +412,11 @@ def test_neither_end_nor_suspicion_touches_a_job_of_somebody_else(
 
 
 @pytest.fixture
-def pbs(run_on: Run, tmp_path: Path) -> tuple[Jobs, dict[str, str]]:
+def pbs(run_on: Run, programs: Programs, tmp_path: Path) -> tuple[Jobs, dict[str, str]]:
     """A run on Aurora, and what PBS tells its first job."""
     (tmp_path / "nodes").write_text("x1\nx2\n")
     seen = {"PBS_JOBID": "12.pbs-0001", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    programs.add("mpiexec")
     return run_on("aurora", "scale=mini", "cluster.nodes=2", "cluster.devices_per_node=1"), seen
 
 
@@ -352,16 +433,55 @@ def test_on_pbs_a_job_that_is_run_again_does_not_read_the_attempt_before(
     with log.open("a") as file:
         file.write("no trouble\n")
     assert end(jobs.folder.path, 1) == 1
-    first, second = jobs.all()
+    first, second = jobs.chain().attempts
     assert (first.attempt, first.bad_nodes) == (0, ("x2",))
     assert (second.attempt, second.why) == (1, "exit status 1, and no rank said why")
 
 
-def test_who_submits_by_hand_sets_no_limit(pbs: tuple[Jobs, dict[str, str]]) -> None:
+def test_on_pbs_each_job_queues_the_next_but_for_the_last_of_the_chain(
+    pbs: tuple[Jobs, dict[str, str]], programs: Programs
+) -> None:
     jobs, seen = pbs
-    jobs.last.touch()
-    begin(jobs.folder.path, seen)
-    assert not jobs.last.exists()
+    programs.add("qsub", says="13.pbs-0001\n")
+    submitted(jobs, "12.pbs-0001", 2)
+    assert begin(jobs.folder.path, seen, chained=True) == 0
+    after = f"qsub -W depend=afterany:12.pbs-0001 {jobs.script}"
+    assert [call for call in programs.calls() if call.startswith("qsub")] == [after]
+    assert jobs.chain().ids == ["12.pbs-0001", "13.pbs-0001"]
+    begin(jobs.folder.path, seen | {"PBS_JOBID": "13.pbs-0001"}, chained=True)
+    assert [call for call in programs.calls() if call.startswith("qsub")] == [after]
+
+
+def test_who_submits_by_hand_sets_no_limit(
+    pbs: tuple[Jobs, dict[str, str]], programs: Programs
+) -> None:
+    jobs, seen = pbs
+    programs.add("qsub", says="13.pbs-0001\n")
+    for number in range(12, 16):
+        begin(jobs.folder.path, seen | {"PBS_JOBID": f"{number}.pbs-0001"}, chained=True)
+        end(jobs.folder.path, 1)
+        save(jobs, number)
+    assert len([call for call in programs.calls() if call.startswith("qsub")]) == 4
+
+
+def test_a_node_without_qsub_leaves_no_successor_and_status_says_so(
+    pbs: tuple[Jobs, dict[str, str]],
+    programs: Programs,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    jobs, seen = pbs
+    submitted(jobs, "12.pbs-0001", 3)
+    monkeypatch.setenv("PATH", str(programs.folder))
+    assert begin(jobs.folder.path, seen, chained=True) == 0
+    why = f"qsub is not found on {socket.gethostname()}"
+    assert f"no job is queued after this one: {why}" in capfd.readouterr().err
+    finish(jobs, "stopped")
+    end(jobs.folder.path, 0)
+    programs.add("qstat", error="qstat: Unknown Job Id 12.pbs-0001", status=153)
+    found = status_of(jobs.folder.path, Pbs())
+    assert (found.state, found.why) == ("stopped", f"no job was queued after it: {why}")
+    assert "again=true" in found.next
 
 
 def test_a_chain_is_an_array_or_a_job() -> None:

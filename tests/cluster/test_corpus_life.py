@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.batch_systems import Slurm
+from cluster.slurm import Slurm
 from command.main import main
 from data_prep.task import read_array
 from tests.cluster.slurm import LocalSlurm

@@ -109,7 +109,7 @@ def test_an_image_is_copied_to_the_nodes_and_ranks_start_in_the_copy() -> None:
     assert '-m cluster.copies "$run" /p/image.sif ||' in script
     own = '"${on_node[@]}" apptainer exec --nv "$node/image" python -m components.train "$run"'
     assert own in script
-    first = "apptainer exec --nv /p/image.sif python -m cluster.begin"
+    first = "\n/path/to/kochbuch/.venv/bin/python -m cluster.begin"
     assert first in script
     looks = '"$node/image" python -m components.preflight "$run"'
     assert looks in script

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.batch_systems import Pbs, Slurm
-from cluster.records import Jobs, now
-from cluster.scheduler import JobPlace, Scheduler, check_id, user_name
+from cluster.pbs import Pbs
+from cluster.records import Jobs
+from cluster.scheduler import Scheduler, check_id, user_name
+from cluster.slurm import Slurm
 from command.main import main
 from components.errors import RecipeError
+from tests.cluster.jobs import submitted
 from tests.cluster.programs import Programs, queued
 
 Run = Callable[..., Jobs]
@@ -68,27 +70,26 @@ def test_each_scheduler_knows_its_own_ids(
 def test_nothing_is_called_with_what_is_no_id(
     action: str, job: str, jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    jobs.add_submission(job, at=now(), words=[], jobs=4)
+    submitted(jobs, job, 4)
     assert main([f"action={action}", f"run={jobs.folder.path}", "force=true"][:2]) == 2
     assert f"{jobs.path}: {job!r} is no job id of Slurm" in capfd.readouterr().err
     assert programs.calls() == []
 
 
-def test_a_record_of_a_job_that_is_not_that_of_its_name_is_refused(
+def test_a_job_whose_id_is_a_path_elsewhere_is_refused(
     jobs: Jobs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    jobs.begin(JobPlace(job="77_1", attempt=0, nodes=("n1",)))
-    file = jobs.path / "77_1-0.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "job": "../../other/1"}))
+    line = {"kind": "began", "at": "", "attempt": 0, "nodes": [], "tokens": 0}
+    jobs.record.write_text(json.dumps({**line, "job": "../../other/1"}))
     assert main(["action=status", f"run={jobs.folder.path}"]) == 2
-    assert f"{file}: it says that it is of job '../../other/1'" in capfd.readouterr().err
+    assert f"{jobs.record}:1: " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("force", ["false", "true"])
 def test_a_strangers_job_is_not_cancelled(
     force: str, jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    jobs.add_submission("77", at=now(), words=[], jobs=4)
+    submitted(jobs, "77", 4)
     run = jobs.folder.path
     programs.add("squeue", says=queued(jobs.path, "77|RUNNING|None|n1", user="walnut"))
     words = ["action=cancel", f"run={run}", f"force={force}"]
@@ -103,14 +104,14 @@ def test_a_strangers_job_is_not_cancelled(
         capfd.readouterr().err
     )
     assert {call.split()[0] for call in programs.calls()} == {"squeue"}
-    assert not jobs.cancelled.exists()
+    assert not jobs.chain().cancelled
     assert not jobs.folder.stop.exists()
 
 
 def test_in_a_table_of_runs_a_strangers_job_has_its_line(
     jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    jobs.add_submission("77", at=now(), words=[], jobs=4)
+    submitted(jobs, "77", 4)
     programs.add("squeue", says=queued(jobs.path, "77|RUNNING|None|n1", user="walnut"))
     assert main(["action=status", f"run={jobs.folder.path}", "output=json"]) == 0
     told = json.loads(capfd.readouterr().out)
@@ -121,7 +122,7 @@ def test_in_a_table_of_runs_a_strangers_job_has_its_line(
 def test_a_run_is_its_own_by_whatever_path_it_is_named(
     jobs: Jobs, programs: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    jobs.add_submission("77", at=now(), words=[], jobs=4)
+    submitted(jobs, "77", 4)
     programs.add("squeue", says=queued(jobs.path, "77|PENDING|Priority|"))
     (tmp_path / "link").symlink_to(jobs.folder.path)
     assert main(["action=cancel", f"run={tmp_path / 'link'}"]) == 0

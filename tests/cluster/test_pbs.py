@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.batch_systems import Pbs
-from cluster.records import Jobs, now, status_of
+from cluster.chain_events import Queued
+from cluster.pbs import Pbs
+from cluster.records import Jobs, now
 from cluster.scheduler import NotOwnError, SchedulerError, user_name
+from cluster.status import status_of
+from command.main import main
 from tests.cluster import openpbs
+from tests.cluster.jobs import began, ended, submitted
 from tests.cluster.programs import Programs
 
 SCRIPT = """#!/bin/bash
@@ -86,12 +90,10 @@ def test_a_chain_whose_first_job_is_forgotten_is_found_by_what_its_jobs_left(
     queue: Path, run_on: Callable[..., Jobs]
 ) -> None:
     jobs = run_on("aurora", "scale=mini", "cluster.nodes=2", "cluster.devices_per_node=1")
-    jobs.add_submission("900.pbs-0001", at=now(), words=[], jobs=9)
+    submitted(jobs, "900.pbs-0001", 9)
     assert status_of(jobs.folder.path, Pbs()).state == "lost"
     job = put(str(jobs.folder.path), state="R")
-    record = jobs.path / f"{job}-0.json"
-    began = {"job": job, "attempt": 0, "nodes": ["x1"], "began_at": now()}
-    record.write_text(json.dumps(began | {"tokens_at_begin": 0, "bad_nodes": []}))
+    began(jobs, job)
     assert status_of(jobs.folder.path, Pbs()).state == "running"
 
 
@@ -134,17 +136,121 @@ def test_nothing_is_cancelled_where_nothing_waits(queue: Path, programs: Program
     assert programs.calls() == []
 
 
-def test_where_a_site_keeps_no_history_the_queue_alone_is_asked(
-    programs: Programs, tmp_path: Path
+@pytest.fixture
+def no_history(queue: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A server that forgets a job when it has ended."""
+    monkeypatch.setenv("OPENPBS_HISTORY", "off")
+    return queue
+
+
+def test_the_stand_in_says_what_a_server_without_history_says(
+    no_history: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told = {"Job_Owner": f"{user_name()}@h", "Output_Path": f"h:{logs_of('a')}/"}
-    tree = {"Jobs": {"1.s": {"job_state": "Q", **told}}}
-    answer = f"cat <<'END'\n{json.dumps(tree)}\nEND"
-    refusal = "echo 'qstat: PBS is not configured to maintain job history' >&2; exit 1"
-    file = programs.folder / "qstat"
-    file.write_text(f'#!/bin/sh\nif [ "$1" = -x ]; then {refusal}; fi\n{answer}\n')
-    file.chmod(0o755)
-    assert jobs_of("1.s") == ["1.s"]
+    job = put("a", state="R")
+    assert openpbs.qstat(["-x", "-f", "-F", "json", job]) == 0
+    said = capfd.readouterr()
+    assert "Jobs" not in json.loads(said.out)
+    assert "not configured to maintain job history" in said.err
+
+
+def test_where_a_site_keeps_no_history_the_queue_alone_is_asked(no_history: Path) -> None:
+    first = put("a", state="R")
+    second = put("a", after=first)
+    assert jobs_of(first) == [first, second]
+    openpbs.change(first, job_state="F")
+    assert jobs_of(first) == []
+    assert Pbs().fate(first) == "gone"
+    Pbs().cancel(first, logs_of("a"), running=True)  # nothing of it, and no error
+
+
+def test_without_history_a_chain_between_two_jobs_is_found_by_the_one_queued_behind(
+    no_history: Path, run_on: Callable[..., Jobs], capfd: pytest.CaptureFixture[str]
+) -> None:
+    jobs = run_on("aurora", "scale=mini", "cluster.nodes=2", "cluster.devices_per_node=1")
+    run = jobs.folder.path
+    first = put(str(run), state="R")
+    second = put(str(run), after=first)
+    submitted(jobs, first)
+    one = began(jobs, first)
+    jobs.note(Queued(at=now(), job=first, successor=second))
+    ended(jobs, one, "stopped")
+    openpbs.change(first, job_state="F")
+    found = status_of(run, Pbs())
+    assert (found.state, [job.job for job in found.queued or ()]) == ("pending", [second])
+    assert main(["action=cancel", f"run={run}"]) == 0
+    assert capfd.readouterr().out == f"{second}: cancelled\n"
+    assert openpbs.read(second)["job_state"] == "F"
+    assert status_of(run, Pbs()).state == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("state", "known", "why"),
+    [
+        ("H", {"Hold_Types": "s", "depend": "afterany:1.s@s"}, "waits for the job before it"),
+        ("H", {"Hold_Types": "us", "depend": "afterany:1.s@s"}, "was held by its user"),
+        ("H", {"Hold_Types": "u"}, "was held by its user: qrls it"),
+        ("H", {"Hold_Types": "o"}, "was held by an operator: ask the site"),
+        ("H", {"Hold_Types": "s", "comment": "held, too"}, "held, too; was held by the site"),
+        ("H", {}, "is held"),
+        ("Q", {"comment": "Not Running: Insufficient amount"}, "Not Running: Insufficient"),
+        ("Q", {}, "waits for its turn; the scheduler has not said why"),
+        ("W", {}, "waits for the time at which it may begin"),
+    ],
+)
+def test_a_job_that_waits_says_why_with_a_comment_or_without(
+    state: str, known: dict[str, str], why: str, queue: Path
+) -> None:
+    job = put("a", state=state)
+    tree = {key: value for key, value in openpbs.read(job).items() if key != "comment"}
+    openpbs.write(job, tree | known)
+    (found,) = Pbs().states(job, logs_of("a"))
+    assert found.why.startswith(why)
+
+
+def test_the_nodes_of_a_job_are_folded(queue: Path) -> None:
+    job = put("a", state="R")
+    hosts = [f"x1000c0s{slot}b0n0/0*208" for slot in (1, 2, 3)]
+    openpbs.change(job, exec_host="+".join([*hosts, hosts[0], "login/1"]))
+    (found,) = Pbs().states(job, logs_of("a"))
+    assert found.nodes == "login,x1000c0s1b0n0,x1000c0s2b0n0,x1000c0s3b0n0"
+    openpbs.change(job, exec_host="+".join(f"jwb{one:04d}/0*48" for one in (3, 1, 2, 7)))
+    (found,) = Pbs().states(job, logs_of("a"))
+    assert found.nodes == "jwb[0001-0003,0007]"
+
+
+@pytest.mark.parametrize(
+    ("known", "fate"),
+    [
+        ({"job_state": "F", "Exit_status": -29}, "wall"),
+        ({"job_state": "F", "Exit_status": 271}, "gone"),
+        ({"job_state": "Q"}, "put back"),
+    ],
+)
+def test_what_became_of_a_job_is_read_from_the_history(
+    known: dict[str, object], fate: str, queue: Path
+) -> None:
+    job = put("a")
+    openpbs.change(job, **known)
+    assert Pbs().fate(job) == fate
+    assert Pbs().fate("404.nowhere") == "gone"
+
+
+def test_a_waiting_job_asks_for_a_node_more_for_each_that_is_avoided(queue: Path) -> None:
+    first = put("a", state="R")
+    second = put("a", after=first)
+    for job in (first, second):
+        openpbs.change(job, Resource_List={"select": "2:ncpus=48:ngpus=4"})
+
+    def asks(*nodes: str) -> list[str]:
+        assert Pbs().exclude(first, logs_of("a"), nodes, needed=2)
+        return [openpbs.read(job)["Resource_List"]["select"] for job in (first, second)]
+
+    kept = "2:ncpus=48:ngpus=4"
+    assert asks("x1") == [kept, "3:ncpus=48:ngpus=4"]
+    assert asks("x1", "x2") == [kept, "4:ncpus=48:ngpus=4"]
+    with pytest.raises(SchedulerError, match="violates queue and/or server resource limits"):
+        asks("x1", "x2", "x3")
+    assert asks() == [kept, kept]
 
 
 @pytest.mark.parametrize("says", ["Jobs: none", "{}"])
@@ -177,8 +283,7 @@ def test_a_script_is_handed_over_with_what_it_waits_for(
     ]
 
 
-def test_nodes_cannot_be_avoided_and_a_job_knows_its_own(tmp_path: Path) -> None:
-    assert Pbs().exclude("1.s", Path("/runs"), ["x1"]) is False
+def test_a_job_knows_its_own_nodes(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("x1\nx1\nx2\nx2\n")
     place = Pbs().place({"PBS_JOBID": "1.s", "PBS_NODEFILE": str(tmp_path / "nodes")})
     assert (place.job, place.attempt, place.nodes) == ("1.s", 0, ("x1", "x2"))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.batch_systems import Pbs
-from cluster.records import RunStatus, status_of
+from cluster.pbs import Pbs
+from cluster.status import RunStatus, status_of
 from tests.cluster import openpbs
 from tests.life.conftest import TINY, act, entries
 

@@ -12,7 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in i
 from cluster.begin import begin
 from cluster.end import end
 from cluster.preflight import look_at_allocation, look_at_nodes
-from cluster.records import Jobs, now
+from cluster.records import Jobs
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.preflight.verdict import (
@@ -24,7 +24,7 @@ from components.preflight.verdict import (
 )
 from components.run.folder import RunFolder
 from components.run.history import read_lines
-from tests.cluster.jobs import job_of, recipe_of
+from tests.cluster.jobs import job_of, recipe_of, submitted
 from tests.cluster.programs import Programs, queued
 from tests.cluster.slurm import free_ports
 from tests.components.preflight.conftest import finding, report
@@ -45,10 +45,11 @@ SEEN = {
 def jobs(run_on: Callable[..., Jobs], programs: Programs) -> Jobs:
     """A job of two nodes and two to spare has begun."""
     programs.add("scontrol", says="\n".join(NODES))
-    programs.add("scancel")
+    for name in ("scancel", "srun", "sinfo"):
+        programs.add(name)
     jobs = run_on("juwels", *SMALL)
     programs.add("squeue", says=queued(jobs.path, "77_4|PENDING|Dependency|"))
-    jobs.add_submission("81", at=now(), words=[], jobs=4)
+    submitted(jobs, "81", 4)
     begin(jobs.folder.path, SEEN)
     return jobs
 
@@ -91,7 +92,7 @@ def test_bad_nodes_are_left_out_noted_and_avoided_by_the_next_job(
     assert event["evidence"]["excluded"] == {NODES[0]: ["run folder"]}
     jobs.folder.write_json("results.json", {"status": "stopped"})
     assert end(jobs.folder.path, 0) == 0
-    assert jobs.all()[0].bad_nodes == (NODES[0],)
+    assert jobs.chain().attempts[0].bad_nodes == (NODES[0],)
     assert programs.calls()[-1] == f"scontrol update JobId=77_4 ExcNodeList={NODES[0]}"
 
 
@@ -101,7 +102,7 @@ def test_too_few_good_nodes_fail_the_job_and_its_record_says_why(
     said = [report(NODES[0]), *(with_bad(name, "packages") for name in NODES[1:])]
     assert look(jobs.folder.path, said) == 1
     assert end(jobs.folder.path, 1) == 1
-    (job,) = jobs.all()
+    (job,) = jobs.chain().attempts
     assert job.why.startswith(f"preflight: {NODES[1]}: packages: x, expected y | ")
     assert job.bad_nodes == NODES[1:]
     # Three of four nodes are more than a quarter: it may be none of them.
@@ -114,7 +115,7 @@ def test_what_no_node_passes_ends_the_chain_and_blames_none(
     assert look(jobs.folder.path, [with_bad(name, "data") for name in NODES]) == 1
     assert end(jobs.folder.path, 1) == 1
     assert "no other job would mend this: the chain ends here" in capfd.readouterr().err
-    (job,) = jobs.all()
+    (job,) = jobs.chain().attempts
     assert job.why.startswith("preflight: data on every node; ")
     assert job.bad_nodes == ()
     assert programs.calls()[-1] == "scancel --state=PENDING 81"
@@ -125,7 +126,10 @@ def test_of_ranks_that_fail_the_node_is_one_of_those_that_were_chosen(jobs: Jobs
     error = {"message": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}
     jobs.folder.write_json("ranks/error-1.json", error)
     assert end(jobs.folder.path, 1) == 1
-    assert jobs.all()[0].bad_nodes == (NODES[0], NODES[2])  # rank 1 is on the second of two
+    assert jobs.chain().attempts[0].bad_nodes == (
+        NODES[0],
+        NODES[2],
+    )  # rank 1 is on the second of two
 
 
 def test_a_job_that_begins_forgets_the_verdict_of_the_one_before(jobs: Jobs) -> None:
@@ -142,7 +146,7 @@ def test_where_no_node_answers_the_next_job_may_be_luckier(
     nodes = tuple(NodeVerdict(node=name, findings=silent) for name in NODES)
     write_verdict(jobs.folder, PreflightVerdict(needed=2, nodes=nodes, seconds=1.0))
     assert end(jobs.folder.path, 1) == 1
-    (job,) = jobs.all()
+    (job,) = jobs.chain().attempts
     assert job.why.startswith("preflight: answer on every node; ")
     assert job.bad_nodes == ()
     assert not any(call.startswith(("scancel", "scontrol update")) for call in programs.calls())
@@ -172,7 +176,10 @@ def test_under_pbs_ranks_start_on_as_many_nodes_as_they_need_by_the_names_in_its
     error = {"message": "RuntimeError: NVRM: Xid 79, GPU has fallen off the bus"}
     folder.write_json("ranks/error-1.json", error)
     assert end(folder.path, 1) == 1
-    assert Jobs(folder).all()[0].bad_nodes == (NODES[1], NODES[2])  # rank 1 is on the second
+    assert Jobs(folder).chain().attempts[0].bad_nodes == (
+        NODES[1],
+        NODES[2],
+    )  # rank 1 is on the second
 
 
 def test_by_hand_the_nodes_are_asked_through_the_words_of_the_job_script(
@@ -187,6 +194,7 @@ def test_by_hand_the_nodes_are_asked_through_the_words_of_the_job_script(
     hasty = recipe_of(*words, "cluster.preflight.answer_seconds=1.0")
     assert look_at_allocation(hasty, folder, "python").of_all == ("answer",)
     on_each = " ".join(job_of(*words).on_each).replace("$run", str(folder.path))
+    on_each = on_each.replace(f"$(wc -l < {folder.path}/preflight/hosts)", "4")
     assert programs.calls() == [f"{on_each} python -m components.preflight {folder.path}"]
     assert on_each.startswith(f"mpiexec -n 4 --ppn 1 --hostfile {folder.path}/preflight/hosts ")
 
@@ -197,6 +205,7 @@ def test_without_a_launcher_an_allocation_says_what_is_missing(
     for name, value in {**SEEN, "SLURM_PROCID": "0", "PATH": str(programs.folder)}.items():
         monkeypatch.setenv(name, value)
     recipe = read_recipe(jobs.folder.recipe)
+    (programs.folder / "srun").unlink()
     with pytest.raises(RecipeError, match=r"srun is not found, though this is a job"):
         look_at_allocation(recipe, jobs.folder, "python")
 

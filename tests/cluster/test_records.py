@@ -1,13 +1,15 @@
-"""What jobs leave: in the order in which they began, whole or not at all."""
+"""The record of a chain: events in their order, whole or not at all, and their sum."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from cluster.chain_events import Queued, Refused, Submit
 from cluster.records import Jobs, now, saved_tokens
-from cluster.scheduler import JobPlace
+from components.errors import RecipeError
 from components.run.folder import RunFolder
+from tests.cluster.jobs import began, ended, submitted
 
 
 @pytest.fixture
@@ -15,14 +17,6 @@ def jobs(tmp_path: Path) -> Jobs:
     (tmp_path / "jobs").mkdir()
     (tmp_path / "checkpoints").mkdir()
     return Jobs(RunFolder(tmp_path))
-
-
-def place(job: str, attempt: int = 0) -> JobPlace:
-    return JobPlace(job=job, attempt=attempt, nodes=("n1", "n2"))
-
-
-def submit(jobs: Jobs, chain: str) -> None:
-    jobs.add_submission(chain, at=now(), words=["recipe=teuken7b"], jobs=3)
 
 
 def save(jobs: Jobs, tokens: int, *, whole: bool = True) -> None:
@@ -34,83 +28,119 @@ def save(jobs: Jobs, tokens: int, *, whole: bool = True) -> None:
 
 def test_nothing_was_submitted_and_nothing_began(tmp_path: Path) -> None:
     jobs = Jobs(RunFolder(tmp_path))
-    assert (jobs.submissions(), jobs.all(), jobs.since_submission()) == ([], [], [])
-    assert jobs.newest() is None
+    chain = jobs.chain()
+    assert (chain.submissions, chain.attempts, chain.ids, chain.last) == ((), (), [], None)
     assert saved_tokens(jobs.folder) == 0
 
 
-def test_a_job_is_read_back_as_it_was_written(jobs: Jobs) -> None:
+def test_a_job_is_read_back_as_it_was_told(jobs: Jobs) -> None:
     save(jobs, 512)
-    record = jobs.begin(place("12.pbs-0001"))
+    record = began(jobs, "12.pbs-0001", nodes=("n1", "n2"))
     assert (record.job, record.attempt, record.nodes) == ("12.pbs-0001", 0, ("n1", "n2"))
     assert (record.tokens_at_begin, record.ended) == (512, None)
-    assert jobs.all() == [record]
+    assert jobs.chain().open == record
     save(jobs, 1_024)
-    jobs.end(record, ended="failed", why="rank 1: lost", bad_nodes=("n2",))
-    (ended,) = jobs.all()
-    assert ended.tokens_at_end == 1_024
-    assert ended.ended_at is not None
-    assert ended.ended_at >= record.began_at
-    assert ended.model_dump() == {
-        **record.model_dump(),
-        "ended_at": ended.ended_at,
-        "tokens_at_end": 1_024,
-        "ended": "failed",
-        "why": "rank 1: lost",
-        "bad_nodes": ("n2",),
-    }
+    done = ended(jobs, record, "failed", why="rank 1: lost", bad=("n2",))
+    assert jobs.chain().attempts == (done,)
+    assert (done.tokens_at_end, done.ended, done.why) == (1_024, "failed", "rank 1: lost")
+    assert done.bad_nodes == ("n2",)
+    assert done.ended_at is not None
+    assert done.ended_at >= record.began_at
+    assert jobs.chain().open is None
 
 
-def test_jobs_are_in_the_order_in_which_they_began_not_of_their_names(jobs: Jobs) -> None:
-    for job in ("9_2", "10_1", "9_1"):
-        jobs.begin(place(job))
-    jobs.begin(place("10_1", 1))
-    assert [(record.job, record.attempt) for record in jobs.all()] == [
-        *(("9_2", 0), ("10_1", 0), ("9_1", 0)),
-        ("10_1", 1),
-    ]
+def test_half_a_line_that_a_kill_left_is_left_out_and_the_next_is_whole(jobs: Jobs) -> None:
+    began(jobs, "7")
+    with jobs.record.open("a") as file:
+        file.write('{"kind": "ended", "at": "2026')
+    assert len(jobs.chain().attempts) == 1
+    began(jobs, "8")
+    assert [one.job for one in jobs.chain().attempts] == ["7", "8"]
 
 
-def test_a_job_that_is_run_again_has_a_record_of_its_own_whether_the_scheduler_tells_or_not(
+def test_more_broken_lines_than_kills_explain_are_refused(jobs: Jobs) -> None:
+    jobs.record.write_text("no JSON\nnor this\n")
+    with pytest.raises(RecipeError, match=r"chain\.jsonl:2: is not JSON, and 2 such lines"):
+        jobs.chain()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"kind": "began", "at": "2026"},
+        {"kind": "lost", "at": "2026", "job": "1", "attempt": 0, "fate": "eaten"},
+        {"kind": "submitted", "at": "2026", "chain": "../../other"},
+        {"kind": "over", "at": 7, "why": ""},
+    ],
+)
+def test_a_line_that_is_no_event_of_its_kind_is_refused_with_its_place(
+    line: dict[str, object], jobs: Jobs
+) -> None:
+    jobs.record.write_text(f"{json.dumps(line)}\n")
+    with pytest.raises(RecipeError, match=r"chain\.jsonl:1: "):
+        jobs.chain()
+
+
+def test_an_event_of_a_newer_version_changes_nothing(jobs: Jobs) -> None:
+    submitted(jobs, "1")
+    before = jobs.chain()
+    with jobs.record.open("a") as file:
+        file.write('{"kind": "thawed", "at": "2026", "by": "sun"}\n')
+    assert jobs.chain().submissions == before.submissions
+    assert jobs.chain().last is not None
+    assert jobs.chain().last.text == "thawed"  # type: ignore[union-attr]  # just asserted
+
+
+def test_only_the_jobs_of_the_last_hand_over_count(jobs: Jobs) -> None:
+    submitted(jobs, "1", 3)
+    began(jobs, "1_1")
+    submitted(jobs, "2", 3)
+    chain = jobs.chain()
+    assert [chain_id for chain_id, _ in chain.submissions] == ["1", "2"]
+    assert (chain.current, chain.jobs_left) == ((), 3)
+    record = began(jobs, "2_1")
+    assert jobs.chain().current == (record,)
+    assert (len(jobs.chain().attempts), jobs.chain().jobs_left) == (2, 2)
+
+
+def test_a_job_that_begins_before_its_id_is_known_belongs_to_its_hand_over(jobs: Jobs) -> None:
+    jobs.note(Submit(at=now(), jobs=2))
+    began(jobs, "7_1")
+    assert jobs.chain().ids == ["7"]
+    assert jobs.chain().jobs_left == 1
+
+
+def test_a_hand_over_that_is_refused_changes_nothing(jobs: Jobs) -> None:
+    submitted(jobs, "1")
+    ended(jobs, began(jobs, "1_1"), "stopped")
+    before = jobs.chain()
+    jobs.note(Submit(at=now(), jobs=9), Refused(at=now(), why="no such account"))
+    after = jobs.chain()
+    assert (after.submissions, after.current) == (before.submissions, before.current)
+    assert after.last is not None
+    assert after.last.text == "the scheduler refused it: no such account"
+
+
+def test_a_run_submitted_by_hand_has_all_its_jobs_and_no_limit(jobs: Jobs) -> None:
+    records = [began(jobs, job) for job in ("1", "2")]
+    assert jobs.chain().current == tuple(records)
+    assert jobs.chain().jobs_left is None
+
+
+def test_a_chain_is_asked_for_by_its_newest_job_and_the_one_queued_behind_it(
     jobs: Jobs,
 ) -> None:
-    first, second = jobs.begin(place("7.pbs-0001")), jobs.begin(place("7.pbs-0001"))
-    assert (first.attempt, second.attempt) == (0, 1)
-    assert jobs.begin(place("8_1", 2)).attempt == 2  # two attempts did not come as far as this
-    assert len(jobs.all()) == 3
-
-
-def test_a_record_that_is_being_written_is_not_read(jobs: Jobs) -> None:
-    record = jobs.begin(place("7"))
-    (jobs.path / ".8-0.json.4711").write_text('{"job": "8"')
-    assert jobs.all() == [record]
-    assert not list(jobs.path.glob(".7-0.json.*"))
-
-
-def test_only_the_jobs_of_the_last_submission_count(jobs: Jobs) -> None:
-    submit(jobs, "1")
-    jobs.begin(place("1_1"))
-    submit(jobs, "2")
-    assert [entry["chain"] for entry in jobs.submissions()] == ["1", "2"]
-    assert jobs.since_submission() == []
-    record = jobs.begin(place("2_1"))
-    assert jobs.since_submission() == [record]
-    assert len(jobs.all()) == 2
-
-
-def test_a_run_submitted_by_hand_has_all_its_jobs(jobs: Jobs) -> None:
-    records = [jobs.begin(place(job)) for job in ("1", "2")]
-    assert jobs.since_submission() == records
-
-
-def test_a_chain_is_asked_for_by_the_newest_job_that_is_known(jobs: Jobs) -> None:
-    submit(jobs, "1.pbs-0001")
-    assert jobs.newest() == "1.pbs-0001"
-    jobs.begin(place("5.pbs-0001"))
-    assert jobs.newest() == "5.pbs-0001"  # the first may be forgotten by now
-    submit(jobs, "77")
-    jobs.begin(place("77_3"))
-    assert jobs.newest() == "77"  # of an array all tasks have one id
+    submitted(jobs, "1.pbs-0001")
+    assert jobs.chain().ids == ["1.pbs-0001"]
+    began(jobs, "5.pbs-0001")
+    assert jobs.chain().ids == ["5.pbs-0001"]  # the first may be forgotten by now
+    jobs.note(Queued(at=now(), job="5.pbs-0001", successor="6.pbs-0001"))
+    assert jobs.chain().ids == ["5.pbs-0001", "6.pbs-0001"]
+    began(jobs, "6.pbs-0001")
+    assert jobs.chain().ids == ["6.pbs-0001"]
+    submitted(jobs, "77")
+    began(jobs, "77_3")
+    assert jobs.chain().ids == ["77"]  # of an array all tasks have one id
 
 
 def test_half_a_checkpoint_does_not_count_as_saved(jobs: Jobs) -> None:

@@ -21,7 +21,9 @@ MULA = ("recipe=mula1b", "cluster=aurora")
 PYTHON = """#!/bin/bash
 echo "python $*" >> "$NOTES"
 case "$2" in
-  cluster.begin) exit "${BEGIN:-0}" ;;
+  cluster.begin)
+    mkdir -p "$3/preflight" && printf '%s\\n' node1 node2 > "$3/preflight/hosts"
+    exit "${BEGIN:-0}" ;;
   cluster.end) exit "$4" ;;
   cluster.copies)
     mkdir -p "$3/copies" && printf '%s\n' ${ARCHIVES:?} > "$3/copies/archives"
@@ -73,9 +75,19 @@ def here(job: JobSettings, folder: Path) -> JobSettings:
 
 
 def notes(machine: dict[str, str]) -> list[str]:
-    """List what was called, without the nodes' own look at themselves: it has no set moment."""
+    """List what was called, without the nodes' own look at themselves: it has no set moment.
+
+    Nor has what tidies the nodes up at the end: see `tidied`.
+    """
     lines = Path(machine["NOTES"]).read_text("utf-8").splitlines()
-    return [line for line in lines if "components.preflight" not in line]
+    aside = ("components.preflight", " rm -rf ")
+    return [line for line in lines if not any(word in line for word in aside)]
+
+
+def tidied(machine: dict[str, str]) -> str:
+    lines = Path(machine["NOTES"]).read_text("utf-8").splitlines()
+    (line,) = (line for line in lines if " rm -rf " in line)
+    return line.rpartition(" rm -rf ")[2]
 
 
 def run(
@@ -162,33 +174,60 @@ def test_pbs_gives_no_warning_so_the_script_watches_the_clock(
     assert Path(job.run, "stop").exists()
 
 
-def test_a_pbs_job_queues_its_successor_before_its_ranks_start(
+def test_a_pbs_job_queues_its_successor_as_it_begins(
     machine: dict[str, str], tmp_path: Path
 ) -> None:
     job = here(job_of(*MULA), tmp_path)
     job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
     assert run(job, machine, TRAIN="3").returncode == 3
     said = [line.split()[0] + " " + line.split()[-1] for line in notes(machine)]
-    assert said[1:5] == [
-        f"python {job.run}",
-        f"qsub {job.run}/jobs/job.sh",
-        f"python {job.run}",  # cluster.preflight
-        f"mpiexec {job.run}",
-    ]
-    assert f"qsub -W depend=afterany:654321.server {job.run}/jobs/job.sh" in notes(machine)
+    assert said[1:4] == ["python chain", f"python {job.run}", f"mpiexec {job.run}"]
+    assert f"python -m cluster.begin {job.run} chain" in notes(machine)
     assert "port 24321 at node1" in notes(machine)
 
 
-def test_the_last_pbs_job_of_a_chain_queues_no_successor(
-    machine: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("words", [TEUKEN, MULA])
+def test_what_a_job_keeps_on_its_nodes_goes_with_it(
+    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
 ) -> None:
-    job = here(job_of(*MULA), tmp_path)
-    job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
-    (Path(job.run) / "jobs").mkdir(parents=True)
-    (Path(job.run) / "jobs" / "last").touch()  # cluster.begin leaves it
-    assert run(job, machine).returncode == 0
-    assert any(line.startswith("mpiexec") for line in notes(machine))
-    assert not any(line.startswith("qsub") for line in notes(machine))
+    job = here(job_of(*words), tmp_path)
+    job = replace(job, lead_seconds=job.walltime_seconds - 1, node_folder=str(tmp_path))
+    assert run(job, machine, TRAIN="3").returncode == 3
+    assert tidied(machine).startswith(f"{tmp_path}/kochbuch-")
+
+
+IMAGE = ("site.image=/images/torch.sif", "cluster.site.container='apptainer exec --nv'")
+
+
+@pytest.mark.parametrize("words", [TEUKEN, MULA])
+def test_with_an_image_the_host_talks_to_the_scheduler_and_the_image_computes(
+    words: tuple[str, ...],
+) -> None:
+    script = script_of(*words, *IMAGE)
+    began, ended, looked, ranks = (
+        [line for line in script.splitlines() if f"-m {name}" in line]
+        for name in ("cluster.begin", "cluster.end", "cluster.preflight", "components.train")
+    )
+    host = "/path/to/kochbuch/.venv/bin/python"
+    inside = "apptainer exec --nv /images/torch.sif python"
+    assert [line.startswith(f"{host} -m") for line in began] == [True]
+    assert ended[-1].startswith(f"{host} -m")
+    assert looked[0].startswith(f"{inside} -m cluster.preflight")
+    assert f"{host} -m cluster.end" in looked[0]
+    assert f"{inside} -m components.train" in ranks[-1]
+    assert "activate" not in script
+    own = script_of(*words, *IMAGE, "site.host_python=/opt/python/bin/python3.12")
+    assert "\n/opt/python/bin/python3.12 -m cluster.begin" in own
+
+
+def test_a_rank_of_a_chain_logs_by_the_name_of_its_job() -> None:
+    chained, alone = (
+        read_directives(script_of(*TEUKEN, f"cluster.jobs={count}")) for count in (3, 1)
+    )
+    assert chained["--output"][0].endswith("/jobs/%A_%a.log")
+    assert alone["--output"][0].endswith("/jobs/%j.log")
+    assert '--output="$run/ranks/%A_%a-%t.log"' in script_of(*TEUKEN, "cluster.jobs=3")
+    assert '--output="$run/ranks/%j-%t.log"' in script_of(*TEUKEN, "cluster.jobs=1")
 
 
 def test_a_pbs_job_with_a_successor_is_never_run_again() -> None:
@@ -245,7 +284,7 @@ def test_under_pbs_ranks_start_on_the_chosen_nodes_and_meet_at_the_first_of_them
     job = here(job_of(*MULA, "cluster.spare_nodes=1", *agents), tmp_path)
     job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
     assert run(job, machine, GOOD="node2.site node3.site node5.site").returncode == 0
-    (launched,) = (line for line in notes(machine) if line.startswith("mpiexec"))
+    (launched,) = (line for line in notes(machine) if line.startswith(("srun", "mpiexec")))
     tasks, each = (3, 1) if agents else (36, 12)
     chosen = f"-n {tasks} --ppn {each} --hostfile {job.run}/preflight/nodes --pmi=pmix "
     assert chosen in launched
@@ -258,7 +297,7 @@ def test_ranks_start_on_the_nodes_that_were_chosen_and_meet_at_the_first_of_them
 ) -> None:
     job = here(job_of(*TEUKEN, "cluster.spare_nodes=1", *agents), tmp_path)
     assert run(job, machine, GOOD="node2 node3 node5").returncode == 0
-    (launched,) = (line for line in notes(machine) if line.startswith("srun"))
+    (launched,) = (line for line in notes(machine) if line.startswith(("srun", "mpiexec")))
     tasks = 3 if agents else 12
     chosen = f"--nodelist={job.run}/preflight/nodes --nodes=3 --ntasks={tasks} python"
     assert chosen in launched
@@ -280,7 +319,9 @@ def test_a_node_that_hangs_does_not_keep_the_ranks_from_starting_on_the_others(
 
 def test_who_wants_no_preflight_has_none_in_the_script() -> None:
     for words in (TEUKEN, MULA):
-        assert "preflight" not in script_of(*words, "cluster.preflight=none")
+        script = script_of(*words, "cluster.preflight=none")
+        assert "components.preflight" not in script
+        assert "cluster.preflight" not in script
 
 
 def test_a_user_adds_a_variable_with_its_reason() -> None:

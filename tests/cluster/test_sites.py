@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cluster.chain import JobAttempt
 from cluster.records import Jobs
 from components.run.folder import RunFolder
-from components.run.records import JobLifeRecord
 from tests.cluster import openpbs
 from tests.cluster.jobs import ROOT
 from tests.cluster.site_page import tried
@@ -122,12 +122,12 @@ def losses(run: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in entries(run, "step")}
 
 
-def ended_jobs(run: Path) -> list[JobLifeRecord]:
+def ended_jobs(run: Path) -> tuple[JobAttempt, ...]:
     """Wait for what jobs note after their run has finished; without the word it is None."""
     jobs, end = Jobs(RunFolder(run)), time.monotonic() + 60
-    while any(job.ended is None for job in jobs.all()) and time.monotonic() < end:
+    while any(job.ended is None for job in jobs.chain().attempts) and time.monotonic() < end:
         time.sleep(0.5)
-    return jobs.all()
+    return jobs.chain().attempts
 
 
 def check_runs(site: Path) -> Path:
@@ -173,7 +173,7 @@ def test_the_page_of_a_slurm_site_leads_from_nothing_to_a_report(
         slurm.profile.write_text(login_profile(shell))
         follow(page, tmp_path, shell)
     rehearsal = check_runs(tmp_path)
-    killed, last = Jobs(RunFolder(rehearsal)).all()
+    killed, last = Jobs(RunFolder(rehearsal)).chain().attempts
     assert killed.bad_nodes[0] not in last.nodes
     (avoided,) = entries(rehearsal, "exclusion")
     assert avoided["evidence"]["avoided"] == list(killed.bad_nodes)
@@ -189,5 +189,5 @@ def test_the_page_of_a_pbs_site_leads_from_nothing_to_a_report(
     openpbs.link(programs, state)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     follow(page, tmp_path, login_shell(tmp_path, os.environ | {"PATH": path}))
-    killed, _ = Jobs(RunFolder(check_runs(tmp_path))).all()
+    killed, _ = Jobs(RunFolder(check_runs(tmp_path))).chain().attempts
     assert killed.bad_nodes == (openpbs.NODES[1],)

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.batch_systems import Slurm
-from cluster.records import Jobs, status_of
+from cluster.chain_events import Excluded
+from cluster.decisions import avoided_until
+from cluster.records import Jobs, now
+from cluster.slurm import Slurm
+from cluster.status import status_of
 from command.main import main
 from components.run.folder import RunFolder
 from tests.cluster.programs import Programs, queued
@@ -22,7 +25,7 @@ HERE = (
     *("cluster.site.modules=[]", "cluster.site.environment={}", "cluster.site.host_suffix=''"),
     *("cluster.site.binding.cores_per_rank=1", "cluster.hours=0.5", "site.account=kitchen"),
 )
-LOST = ("submitted as 77, which has ended: lost", "again=true submits it once more")
+LOST = ("submitted as 77, which has ended: cancelled", "again=true submits it once more")
 
 Submit = Callable[..., int]
 
@@ -67,7 +70,7 @@ def test_without_the_scheduler_the_script_is_written_and_its_place_told(
     assert "cluster.scheduler: sbatch is not found: no Slurm here" in said
     assert f"run this on a login node of the cluster; the job script is {script}" in said
     assert script.read_text().startswith("#!/bin/bash\n#SBATCH --job-name=teuken7b\n")
-    assert Jobs(RunFolder(tmp_path / "run")).submissions() == []
+    assert Jobs(RunFolder(tmp_path / "run")).chain().submissions == ()
 
 
 def test_what_is_handed_over_is_noted_and_told(
@@ -86,9 +89,9 @@ def test_what_is_handed_over_is_noted_and_told(
     assert "a try of minutes on two nodes: the same command with cluster.smoke=true" in said.err
     script = run / "jobs" / "job.sh"
     assert taking.calls() == [f"sbatch --parsable {script}"]
-    (noted,) = Jobs(RunFolder(run)).submissions()
-    assert (noted["chain"], noted["jobs"]) == ("77", 3)
-    assert "cluster.jobs=3" in noted["words"]
+    chain = Jobs(RunFolder(run)).chain()
+    assert chain.submissions == (("77", 3),)
+    assert "cluster.jobs=3" in chain.words
     assert {file.name for file in run.iterdir()} >= {
         *("recipe.json", "derived.json", "data.json", "environment.json", "jobs", "ranks"),
     }
@@ -122,15 +125,15 @@ def test_what_has_ended_is_handed_over_again_only_if_asked_for(
 ) -> None:
     assert submit() == 0
     assert main(["action=cancel", f"run={tmp_path / 'run'}"]) == 0
-    assert Jobs(RunFolder(tmp_path / "run")).cancelled.exists()
+    assert Jobs(RunFolder(tmp_path / "run")).chain().cancelled
     assert submit() == 2
     said = capfd.readouterr().err
     assert all(part in said for part in LOST)
     taking.add("sbatch", says="78\n")
     assert submit("again=true") == 0
     jobs = Jobs(RunFolder(tmp_path / "run"))
-    assert [entry["chain"] for entry in jobs.submissions()] == ["77", "78"]
-    assert not jobs.cancelled.exists()
+    assert [chain for chain, _ in jobs.chain().submissions] == ["77", "78"]
+    assert not jobs.chain().cancelled
 
 
 def test_a_finished_run_is_not_handed_over_again(
@@ -275,6 +278,28 @@ def test_cancel_says_where_nothing_is_left_and_where_nobody_answers(
     assert "try again later" in said
 
 
+def excludes_and_readmits(slurm: LocalSlurm, run: Path) -> None:
+    """Two of three nodes are needed: one is drained, and a waiting chain avoids another."""
+    jobs = Jobs(RunFolder(run))
+    (chain,) = jobs.chain().ids
+    drained, avoided, kept = slurm.nodes
+    said = ("scontrol", "--oneliner", "show", "job", f"{chain}_2")
+    assert Slurm().able(chain) == frozenset(slurm.nodes)
+    assert Slurm().fate(f"{chain}_2") == "put back"  # it waits
+    assert Slurm().exclude(chain, jobs.path, [avoided], needed=2)
+    jobs.note(Excluded(at=now(), nodes=(avoided,), until=avoided_until(now())))
+    assert f"ExcNodeList={avoided} " in slurm.call(*said)
+    slurm.call("scontrol", "update", f"NodeName={drained}", "State=DRAIN", "Reason=test")
+    try:
+        assert Slurm().able(chain) == frozenset({avoided, kept})
+        told = status_of(run, Slurm()).next
+        assert told.startswith("it cannot begin: 1 nodes are up that it does not avoid, of 2")
+    finally:
+        slurm.call("scontrol", "update", f"NodeName={drained}", "State=RESUME")
+    assert main(["action=readmit", f"run={run}"]) == 0
+    assert avoided not in slurm.call(*said)
+
+
 def test_a_real_slurm_takes_holds_explains_and_gives_back(
     slurm: LocalSlurm,
     submit: Submit,
@@ -294,17 +319,18 @@ def test_a_real_slurm_takes_holds_explains_and_gives_back(
         assert shown["state"] == "pending"
         assert shown["why"] == "PartitionDown: waits until the site opens the queue again"
         assert len(shown["queued"]) == 3
+        excludes_and_readmits(slurm, run)
         assert submit("cluster.jobs=3") == 2
         assert " is submitted: " in capfd.readouterr().err
         assert main(["action=cancel", f"run={run}"]) == 0
         assert capfd.readouterr().out.count(": cancelled\n") == 3
-        assert status_of(run, Slurm()).state == "lost"
+        assert status_of(run, Slurm()).state == "cancelled"
         assert main(["action=cancel", f"run={run}"]) == 0
         assert "nothing of it waits or runs" in capfd.readouterr().out
         assert submit("cluster.jobs=3") == 2
         assert "again=true submits it once more" in capfd.readouterr().err
         assert submit("cluster.jobs=3", "again=true") == 0
         assert main(["action=cancel", "force=true", f"run={run}"]) == 0
-        assert status_of(run, Slurm()).state == "lost"
+        assert status_of(run, Slurm()).state == "cancelled"
     finally:
         slurm.call("scontrol", "update", "PartitionName=booster", "State=UP")

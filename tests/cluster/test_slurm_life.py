@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.batch_systems import Slurm
-from cluster.records import RunStatus, status_of
+from cluster.chain import FATES
+from cluster.records import Jobs
+from cluster.slurm import Slurm
+from cluster.status import RunStatus, status_of
 from command.main import main
+from components.run.folder import RunFolder
 from tests.cluster.slurm import LocalSlurm
 from tests.life.conftest import TINY, entries
 
@@ -92,8 +95,7 @@ def same_as_uninterrupted(
     def compare(run: Path) -> None:
         ranks = json.loads((run / "derived.json").read_text())["ranks"]
         if ranks not in uninterrupted:
-            (submission,) = json.loads((run / "jobs/submitted.json").read_text())["submissions"]
-            own = [word for word in submission["words"] if word.startswith(OWN)]
+            own = [word for word in Jobs(RunFolder(run)).chain().words if word.startswith(OWN)]
             whole = home / f"whole-{ranks}"
             assert main([*SMALL, *own, f"cluster.ranks={ranks}", f"run={whole}"]) == 0
             uninterrupted[ranks] = whole
@@ -155,7 +157,8 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(
     wait_until(slurm, run, lambda: status(run).why.startswith("BeginTime: was put back"), 60)
     end = finish(slurm, run)
     assert end.state == "finished"
-    assert [(job.attempt, job.ended) for job in end.jobs] == [(0, None), (1, "finished")]
+    assert [(job.attempt, job.ended) for job in end.jobs] == [(0, "lost"), (1, "finished")]
+    assert end.jobs[0].why == FATES["put back"]
     assert end.jobs[1].tokens_at_begin >= 10_240
     same_as_uninterrupted(run)
 
@@ -229,7 +232,7 @@ def test_a_job_that_cannot_start_says_what_it_waits_for(
         wait_until(slurm, run, lambda: "drained" in status(run).why, 150)
         assert main(["action=cancel", f"run={run}"]) == 0
         assert "cancelled" in capsys.readouterr().out
-        wait_until(slurm, run, lambda: status(run).state == "lost", 60)
+        wait_until(slurm, run, lambda: status(run).state == "cancelled", 60)
     finally:
         for node in drained:
             slurm.call("scontrol", "update", f"NodeName={node}", "State=RESUME")

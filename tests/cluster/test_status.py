@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.batch_systems import Slurm
-from cluster.records import REASONS, Jobs, RunStatus, explain, now, status_of
-from cluster.scheduler import JobPlace
+from cluster.chain_events import Excluded
+from cluster.decisions import avoided_until
+from cluster.records import Jobs, now
+from cluster.slurm import Slurm
+from cluster.status import REASONS, RunStatus, explain, status_of
 from command.arguments import read_point
 from command.main import main
 from command.recipe.path_checks import named_runs
@@ -18,6 +20,7 @@ from components.errors import RecipeError
 from components.run.event_log import EventLog
 from components.run.folder import RunFolder
 from components.run.writer_lock import train_alone
+from tests.cluster.jobs import began, cancelled, ended, submitted
 from tests.cluster.programs import Programs, queued
 
 Run = Callable[..., Jobs]
@@ -29,7 +32,7 @@ def jobs(run_on: Run, programs: Programs) -> Jobs:
     programs.add("squeue")
     programs.add("sbatch")  # a host without it asks no scheduler
     jobs = run_on("juwels")
-    jobs.add_submission("77", at=now(), words=[], jobs=4)
+    submitted(jobs, "77", 4)
     return jobs
 
 
@@ -38,12 +41,11 @@ def ask(jobs: Jobs) -> RunStatus:
 
 
 def begin(jobs: Jobs, job: str) -> None:
-    jobs.begin(JobPlace(job=job, attempt=0, nodes=("n1",)))
+    began(jobs, job)
 
 
-def end(jobs: Jobs, job: str, *, ended: str, why: str = "") -> None:
-    begin(jobs, job)
-    jobs.end(jobs.all()[-1], ended=ended, why=why, bad_nodes=())
+def end(jobs: Jobs, job: str, *, how: str, why: str = "") -> None:
+    ended(jobs, began(jobs, job), how, why=why)
 
 
 def test_a_run_that_nobody_submitted(run_on: Run) -> None:
@@ -60,15 +62,18 @@ def test_a_run_of_this_machine_is_what_its_lock_and_its_files_say(run_on: Run) -
         return found.state, found.why
 
     go_on = f"go on: python run.py resume={folder.path}"
-    assert said() == ("killed", f"it ended before its first step; {go_on}")
+    assert said() == ("killed", "it ended before its first step")
+    assert status_of(folder.path, None).next == go_on
     log = EventLog(file=folder.journal, writes=True, retry_seconds=0)
     with train_alone(folder.path, "run", print):
         state, why = said()
         assert (state, why.partition(" on host")[0]) == ("running", f"process {os.getpid()}")
         log.note("start", RunProgress(0, 0), "a run begins", {})
-    assert said() == ("killed", f"it ended without a word; {go_on}")
+    assert said() == ("killed", "it ended without a word")
+    assert status_of(folder.path, None).last == "start at step 0: a run begins"
     folder.write_json("results.json", {"status": "stopped"})
-    assert said() == ("stopped", go_on)
+    assert said() == ("stopped", "")
+    assert status_of(folder.path, None).next == go_on
     folder.write_json("results.json", {"status": "finished"})
     assert said() == ("finished", "")
 
@@ -81,7 +86,7 @@ def test_a_run_of_somebody_else_whose_lock_is_closed_is_unknown(
     def closed(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("cluster.records.writer_of", closed)  # root may open everything
+    monkeypatch.setattr("cluster.status.writer_of", closed)  # root may open everything
     found = status_of(folder.path, None)
     assert found.state == "unknown"
     assert found.why == "whether it runs: writer.lock cannot be opened: Permission denied"
@@ -145,24 +150,124 @@ def test_a_run_that_has_finished_is_not_asked_about(jobs: Jobs, programs: Progra
 
 
 def test_a_run_that_stopped_or_failed_says_why(jobs: Jobs) -> None:
-    end(jobs, "77_1", ended="stopped")
+    end(jobs, "77_1", how="stopped")
     assert (ask(jobs).state, ask(jobs).why) == ("stopped", "")
-    end(jobs, "77_2", ended="failed", why="rank 3: loss is NaN")
+    end(jobs, "77_2", how="failed", why="rank 3: loss is NaN")
     assert (ask(jobs).state, ask(jobs).why) == ("failed", "rank 3: loss is NaN")
 
 
-def test_a_run_whose_job_ended_without_a_word_is_lost(jobs: Jobs) -> None:
+def test_a_run_whose_job_ended_without_a_word_is_lost(jobs: Jobs, programs: Programs) -> None:
     begin(jobs, "77_1")
+    gone = "job 77_1 ended without a word: killed, or lost with its node"
+    log = "jobs/77_1.log has its last"
+    programs.add("scontrol", error="slurm_load_jobs error: Invalid job id", status=1)
     found = ask(jobs)
-    assert (found.state, found.why) == (
-        "lost",
-        "job 77_1 ended without a word: jobs/77_1.log has its last",
+    assert (found.state, found.why) == ("lost", f"{gone}: {log}")
+    assert "again=true" in found.next
+    programs.add("scontrol", says="JobId=77 JobState=TIMEOUT Reason=TimeLimit")
+    killed = "job 77_1 was killed at its wall, before it had saved"
+    assert ask(jobs).why == f"{killed}: {log}"
+
+
+def test_a_job_that_no_queue_has_is_not_shown_as_not_ended(
+    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin(jobs, "77_1")
+    programs.add("scontrol", says="JobId=77 JobState=TIMEOUT Reason=TimeLimit")
+    assert main(["action=status", f"run={jobs.folder.path}"]) == 0
+    shown = capfd.readouterr().out
+    assert "not ended" not in shown
+    assert "killed at its wall" in shown
+    programs.add("squeue", says=queued(jobs.path, "77_1|RUNNING|None|n1"))
+    assert main(["action=status", f"run={jobs.folder.path}"]) == 0
+    assert capfd.readouterr().out.count("running") == 3  # the run, the job, and the queue's row
+
+
+def test_what_happened_last_and_what_happens_next_is_told(
+    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    end(jobs, "77_1", how="failed", why="rank 3: loss is NaN")
+    waits = queued(jobs.path, "77_2|PENDING|Priority|")
+    programs.add("squeue", says=waits)
+    found = ask(jobs)
+    assert found.last.endswith(" UTC: job 77_1 failed at 0 tokens: rank 3: loss is NaN")
+    assert found.next == "job 77_2 goes on from 0 tokens when it begins"
+    assert main(["action=status", f"run={jobs.folder.path}"]) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "next job 77_2 goes on from 0 tokens when it begins" in shown
+    begin(jobs, "77_2")
+    running = queued(jobs.path, "77_2|RUNNING|None|n1")
+    programs.add("squeue", says=running + queued(jobs.path, "77_3|PENDING|Dependency|"))
+    assert ask(jobs).next == "it saves before its wall; then job 77_3 goes on"
+    programs.add("squeue", says=running)
+    assert ask(jobs).next.startswith(
+        "it saves before its wall, and no job waits behind it: then"
     )
+    cancelled(jobs)
+    assert ask(jobs).next == "it saves after the step it is in, then ends"
+    programs.add("squeue")
+    end(jobs, "77_2", how="stopped")
+    assert (ask(jobs).state, ask(jobs).why) == ("stopped", "its user cancelled it")
+    assert ask(jobs).next.startswith("nothing by itself; submit it once more: ")
+
+
+def test_a_chain_that_has_used_its_jobs_says_so(jobs: Jobs) -> None:
+    for number in range(1, 5):
+        end(jobs, f"77_{number}", how="stopped")
+    assert (ask(jobs).state, ask(jobs).why) == ("stopped", "its chain has used its 4 jobs")
+
+
+def test_a_run_cancelled_before_any_job_began_is_cancelled(jobs: Jobs) -> None:
+    cancelled(jobs)
+    assert (ask(jobs).state, ask(jobs).why) == ("cancelled", "its user cancelled it")
+
+
+def avoiding(jobs: Jobs, programs: Programs, *lines: str) -> RunStatus:
+    """Let 77_2 of three nodes wait without n1, while nodes are in these states."""
+    end(jobs, "77_1", how="failed", why="rank 3: device lost")
+    jobs.note(Excluded(at=now(), nodes=("n1",), until=avoided_until(now())))
+    programs.add("squeue", says=queued(jobs.path, "77_2|PENDING|ReqNodeNotAvail|"))
+    programs.add("scontrol", says="JobId=77 JobState=PENDING Partition=booster")
+    programs.add("sinfo", says="\n".join(lines))
+    return ask(jobs)
+
+
+def test_a_run_that_blocks_itself_is_told_with_the_way_out(
+    run_on: Run, programs: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("squeue", "sbatch"):
+        programs.add(name)
+    jobs = run_on("juwels", "scale=mini", "cluster.nodes=2")
+    submitted(jobs, "77")
+    found = avoiding(jobs, programs, "n1 idle", "n2 drain", "n3 alloc", "n4 down*")
+    way = f"action=readmit run={jobs.folder.path}"
+    assert found.next == (
+        "it cannot begin: 1 nodes are up that it does not avoid, of 2; it avoids n1; "
+        f"to let it use them: {way}; job 77_2 goes on from 0 tokens when it begins"
+    )
+    assert main([way.split()[0], way.split()[1]]) == 0
+    assert capfd.readouterr().out == f"{jobs.folder.path}: its jobs may use n1 again\n"
+    assert programs.calls()[-1] == "scontrol update JobId=77_2 ExcNodeList="
+    assert jobs.chain().avoided == {}
+    assert main([way.split()[0], way.split()[1]]) == 0
+    assert capfd.readouterr().out == f"{jobs.folder.path} avoids no nodes\n"
+
+
+def test_a_run_that_avoids_a_node_and_can_begin_names_it_too(
+    run_on: Run, programs: Programs
+) -> None:
+    for name in ("squeue", "sbatch"):
+        programs.add(name)
+    jobs = run_on("juwels", "scale=mini", "cluster.nodes=2")
+    submitted(jobs, "77")
+    found = avoiding(jobs, programs, "n1 idle", "n2 idle", "n3 alloc")
+    assert found.next.startswith("it avoids n1, the first until 2")
+    assert f"action=readmit run={jobs.folder.path}" in found.next
 
 
 def test_a_run_whose_jobs_left_the_queue_before_any_began_is_lost(jobs: Jobs) -> None:
-    end(jobs, "77_1", ended="failed", why="long ago")
-    jobs.add_submission("78", at=now(), words=[], jobs=4)
+    end(jobs, "77_1", how="failed", why="long ago")
+    submitted(jobs, "78", 4)
     found = ask(jobs)
     assert found.state == "lost"
     assert found.why.endswith("before any of them began: were they cancelled?")
@@ -213,10 +318,10 @@ def test_without_a_run_there_is_nothing_to_ask_about(
 def test_one_run_is_shown_with_its_jobs_and_several_as_rows(
     jobs: Jobs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    end(jobs, "77_1", ended="failed", why="rank 3: loss is NaN")
+    end(jobs, "77_1", how="failed", why="rank 3: loss is NaN")
     assert main(["action=status", f"run={jobs.folder.path}"]) == 0
     shown = capfd.readouterr().out
-    assert shown.count("rank 3: loss is NaN") == 2
+    assert shown.count("rank 3: loss is NaN") == 3  # the run, what happened last, the job
     assert "from tokens" in shown
     assert main(["action=status", f"run={tmp_path}"]) == 0
     shown = capfd.readouterr().out
@@ -228,14 +333,12 @@ def test_of_runs_in_one_folder_each_row_has_the_run_s_own_name(
     run_on: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     jobs = run_on("juwels")
-    end(jobs, "1", ended="failed", why="rank 3: [/x] is no :warning:")
+    end(jobs, "1", how="failed", why="rank 3: [/x] is no :warning:")
     folder = tmp_path / ("a_long_name_" * 8)
     folder.mkdir()
     jobs.folder.path.rename(folder / "optimizer.lr=0.0001")
     shutil.copytree(folder / "optimizer.lr=0.0001", folder / "optimizer.lr=0.0003")
-    Jobs(RunFolder(folder / "optimizer.lr=0.0003")).add_submission(
-        "77", at="", words=[], jobs=1
-    )
+    submitted(Jobs(RunFolder(folder / "optimizer.lr=0.0003")), "77", 1)
     assert main(["action=status", f"run={folder}"]) == 0
     shown = capfd.readouterr().out
     assert [shown.count(f"optimizer.lr={rate}") for rate in ("0.0001", "0.0003")] == [1, 1]
@@ -246,7 +349,7 @@ def test_of_runs_in_one_folder_each_row_has_the_run_s_own_name(
 def test_what_jobs_and_the_scheduler_said_does_not_act_on_the_terminal(
     jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    end(jobs, "77_1", ended="failed", why="\x1b]0;x\a\u202e [/nope]")
+    end(jobs, "77_1", how="failed", why="\x1b]0;x\a\u202e [/nope]")
     programs.add("squeue", error="\x1b[2J[/nope]", status=1)
     assert main(["action=status", f"run={jobs.folder.path}"]) == 0
     shown = capfd.readouterr().out

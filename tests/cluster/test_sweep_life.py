@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.batch_systems import Slurm
-from cluster.records import RunStatus, status_of
+from cluster.chain import JobAttempt
+from cluster.slurm import Slurm
+from cluster.status import RunStatus, status_of
 from command.main import main
-from components.run.records import JobLifeRecord
 from tests.cluster.slurm import LocalSlurm
 from tests.life.conftest import TINY
 
@@ -31,7 +31,7 @@ POINTS = (
 )
 
 
-def at_once(jobs: list[JobLifeRecord]) -> int:
+def at_once(jobs: list[JobAttempt]) -> int:
     """Count how many jobs were alive together at most."""
     return max(
         sum(other.began_at <= job.began_at < str(other.ended_at) for other in jobs)

@@ -13,9 +13,7 @@ from components.run.records import (
     DerivedRecord,
     Ending,
     EnvironmentRecord,
-    JobLifeRecord,
     Results,
-    SubmissionsRecord,
     read_checked,
     read_record,
 )
@@ -49,12 +47,6 @@ def write(folder: Path, tree: object) -> Path:
             DerivedRecord,
             {"parameters": {"total": 0}},
             "parameters.total: input should be greater",
-        ),
-        (JobLifeRecord, {}, "job is missing; attempt is missing; nodes is missing"),
-        (
-            SubmissionsRecord,
-            {"submissions": [{"chain": 7}]},
-            "submissions.0.chain: input should be",
         ),
         (RecipeRecord, {"published": {"a": 3}}, "name is missing; why is missing"),
     ],

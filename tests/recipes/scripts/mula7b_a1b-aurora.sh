@@ -36,23 +36,23 @@ for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR NEO_C
 run=/path/to/kochbuch/runs/mula7b_a1b-full
 mkdir -p "$run/ranks"
 
-# By 3 this ends the chain: the run has finished, was cancelled, or two jobs made no progress.
-python -m cluster.begin "$run" || exit $(($? != 3))
-
-# The next job is queued now, while nothing can have killed this one: PBS has no arrays whose jobs
-# wait for one another. This one is never run again (-r n): it would queue a second successor.
-[ -e "$run/jobs/last" ] || qsub -W depend=afterany:"$PBS_JOBID" "$run/jobs/job.sh"
+# By 3 this ends the chain, and jobs/chain.jsonl says why. It queues the next job, too, and is
+# itself never run again (-r n): it would queue a second one.
+python -m cluster.begin "$run" chain || exit $(($? != 3))
 
 MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")
 MASTER_PORT=$((20000 + ${PBS_JOBID%%[^0-9]*} % 10000))
 export MASTER_ADDR MASTER_PORT
+# Compiled kernels and copies of Python go with the job.
+remove_from_nodes() { timeout 300 mpiexec -n "$(wc -l < $run/preflight/hosts)" --ppn 1 --hostfile "$run/preflight/hosts" --pmi=pmix --label --line-buffer --cpu-bind none --no-abort-on-failure rm -rf "$node"; }
+trap remove_from_nodes EXIT
 
 # PBS gives no warning: 960 s before the wall the run is told to save and stop.
 (sleep 42240 && touch "$run/stop") &> /dev/null & alarm=$!
-trap 'kill "$alarm" 2> /dev/null' EXIT
+trap 'kill "$alarm" 2> /dev/null; remove_from_nodes' EXIT
 
 # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
-timeout --kill-after=10 360 mpiexec -n 256 --ppn 1 --hostfile "$run/preflight/hosts" --pmi=pmix --label --line-buffer --cpu-bind none --no-abort-on-failure \
+timeout --kill-after=10 360 mpiexec -n "$(wc -l < $run/preflight/hosts)" --ppn 1 --hostfile "$run/preflight/hosts" --pmi=pmix --label --line-buffer --cpu-bind none --no-abort-on-failure \
   &> "$run/ranks/${PBS_JOBID%%.*}-preflight.log" python -m components.preflight "$run" & looking=$!
 python -m cluster.preflight "$run" || { python -m cluster.end "$run" $?; exit; }
 timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"

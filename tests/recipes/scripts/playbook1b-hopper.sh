@@ -24,7 +24,7 @@ for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_
 run=/path/to/kochbuch/runs/playbook1b-full
 mkdir -p "$run/ranks"
 
-# By 3 this ends the chain: the run has finished, was cancelled, or two jobs made no progress.
+# By 3 this ends the chain, and jobs/chain.jsonl says why.
 python -m cluster.begin "$run" || exit $(($? != 3))
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -32,6 +32,9 @@ MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
 
 trap 'touch "$run/stop"' USR1  # 360 s before the wall: the run saves and stops
+# Compiled kernels and copies of Python go with the job.
+remove_from_nodes() { timeout 300 srun --kill-on-bad-exit=1 --wait=60 --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --overlap rm -rf "$node"; }
+trap remove_from_nodes EXIT
 
 # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
 timeout --kill-after=10 360 srun --kill-on-bad-exit=1 --wait=60 --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 \

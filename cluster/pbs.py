@@ -1,0 +1,190 @@
+"""OpenPBS and PBS Professional by their own commands: each job of a chain queues the next."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cluster.asking import ask, ask_unless_gone
+from cluster.chain import Fate
+from cluster.names import fold_names
+from cluster.scheduler import JobPlace, JobState, SchedulerError, check_own
+
+# Letters of `qstat`: PBS Professional Reference Guide, "Job States" (openpbs.org).
+_RUNNING_LETTERS = ("R", "E", "B")
+_WAITING_LETTERS = ("Q", "H", "W", "T", "S", "U", "M")
+_GONE = ("Unknown Job", "has finished")
+_KILLED_AT_WALL = -29  # JOB_EXEC_KILL_WALLTIME of OpenPBS's job.h, the job's Exit_status
+# Of a job that no comment explains; Hold_Types: u is its user, o an operator, s PBS itself.
+_HELD_BY = {
+    "u": "was held by its user: qrls it",
+    "o": "was held by an operator: ask the site",
+    "p": "was held for a wrong password: ask the site",
+    "s": "was held by the site: ask them",
+}
+_LETTERS = {
+    "W": "waits for the time at which it may begin",
+    "S": "was suspended by the site",
+    "U": "was suspended: its machine is in use",
+    "T": "is being moved to another queue or server",
+    "Q": "waits for its turn; the scheduler has not said why",
+}
+Tree = Mapping[str, object]
+
+
+class Pbs:
+    """Manual: https://openpbs.org. Of a chain any job's id leads to those after it."""
+
+    name = "PBS"
+    program = "qsub"
+    launcher = "mpiexec"
+    ids = re.compile(r"[0-9]+(\[[0-9]*\])?(\.[A-Za-z0-9][A-Za-z0-9.-]*)?")
+    arrays = False
+    outlives_nodes = False
+    excludes = False
+
+    def submit(self, script: Path, *, after: str | None) -> str:
+        order = [] if after is None else ["-W", f"depend=afterany:{after}"]
+        return ask(["qsub", *order, str(script)]).strip()
+
+    def states(self, chain: str, logs: Path) -> list[JobState]:
+        return [
+            JobState(
+                job=str(job["id"]),
+                state="running" if job["job_state"] in _RUNNING_LETTERS else "pending",
+                why=_reason(job),
+                nodes=fold_names(_hosts(str(job.get("exec_host", "")))),
+            )
+            for job in self._jobs(chain, logs)
+            if job["job_state"] in _RUNNING_LETTERS + _WAITING_LETTERS
+        ]
+
+    def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
+        jobs = [job for job in self.states(chain, logs) if running or job.state == "pending"]
+        if jobs:
+            # The last first: one that waits for another would begin when that one ends, or be
+            # deleted with it.
+            ask_unless_gone(["qdel", *(job.job for job in reversed(jobs))], _GONE)
+
+    def exclude(self, chain: str, logs: Path, nodes: Sequence[str], *, needed: int) -> bool:
+        """Ask for a node more for each that is avoided: the job's preflight leaves it out.
+
+        A select statement can only name nodes to have, not nodes to do without; to name all
+        the others would bind the job to them, whoever runs there.
+        """
+        for job in self._jobs(chain, logs):
+            if job["job_state"] in _WAITING_LETTERS:
+                asked = job.get("Resource_List")
+                old = str(asked.get("select", "")) if isinstance(asked, Mapping) else ""
+                _, colon, each = old.partition(":")
+                new = f"{needed + len(nodes)}{colon}{each}"
+                if old != new:
+                    ask(["qalter", "-l", f"select={new}", str(job["id"])])
+        return True
+
+    def able(self, job: str) -> frozenset[str] | None:
+        """Leave it open: no job is kept off a node before it has begun there."""
+        return None
+
+    def fate(self, job: str) -> Fate:
+        try:
+            tree = self._describe(job)
+        except SchedulerError:
+            return "gone"
+        if tree is None:
+            return "gone"
+        if tree.get("job_state") in _WAITING_LETTERS:
+            return "put back"
+        return "wall" if tree.get("Exit_status") == _KILLED_AT_WALL else "gone"
+
+    def place(self, seen: Mapping[str, str]) -> JobPlace:
+        """Read the job's own variables; none of them tells how often PBS ran it before."""
+        lines = Path(seen["PBS_NODEFILE"]).read_text("utf-8").split()
+        return JobPlace(job=seen["PBS_JOBID"], attempt=0, nodes=tuple(dict.fromkeys(lines)))
+
+    def on_each(self, hosts: Path, nodes: int | str, launch: Sequence[str]) -> list[str]:
+        """Name the nodes, so that task i is on the i-th; options as in HPE's own client.
+
+        Cray-HPE/craycli, cray/modules/mpiexec/cli.py.
+        """
+        each = ["-n", str(nodes), "--ppn", "1", "--hostfile", str(hosts)]
+        return ["mpiexec", *each, *launch, "--cpu-bind", "none", "--no-abort-on-failure"]
+
+    def _jobs(self, chain: str, logs: Path) -> list[Tree]:
+        """Follow a chain from one of its jobs through those that wait for one another.
+
+        Another run may wait for this one; its output goes to another folder.
+        """
+        found: list[Tree] = []
+        waiting, asked = [chain], set[str]()
+        while waiting:
+            job = waiting.pop(0)
+            if job in asked:  # jobs may wait for several, or for each other
+                continue
+            asked.add(job)
+            if (tree := self._describe(job)) is None:
+                continue
+            user, output = _source(tree)
+            if job == chain:
+                check_own(chain, user=user, output=Path(output), logs=logs)
+            if not found or _source(found[0]) == (user, output):
+                found.append({**tree, "id": job})
+                waiting += _successors(tree)
+        return found
+
+    def _describe(self, job: str) -> Tree | None:
+        """Ask with the history of jobs, and where the site keeps none for the queue alone.
+
+        Without history ``qstat -x`` succeeds: its JSON has no ``Jobs``, and why is on standard
+        error.
+        """
+        words = ["-f", "-F", "json", job]
+        said = ""
+        for options in (["-x"], []):
+            answer = ask_unless_gone(["qstat", *options, *words], _GONE)
+            if answer is None:
+                return None
+            said = answer
+            try:
+                tree = json.loads(said)
+                jobs = tree.get("Jobs", {})
+                if len(jobs) == 1:
+                    (described,) = jobs.values()
+                    assert isinstance(described, dict)
+                    return described
+            except (ValueError, AttributeError):
+                break
+        raise SchedulerError(f"qstat: no JSON about {job}: {said[:80]!r}")
+
+
+def _reason(tree: Tree) -> str:
+    """Return PBS's comment, else why a job waits by its letter, hold and what it follows."""
+    letter, comment = str(tree["job_state"]), str(tree.get("comment", ""))
+    if letter in _RUNNING_LETTERS:
+        return comment
+    if letter == "H":
+        holds = str(tree.get("Hold_Types", "n"))
+        named = [text for hold, text in _HELD_BY.items() if hold in holds]
+        if "after" in str(tree.get("depend", "")) and holds in {"n", "s"}:
+            return "waits for the job before it"
+        return "; ".join([*([comment] if comment else []), *named]) or "is held"
+    return comment or _LETTERS.get(letter, "")
+
+
+def _hosts(exec_host: str) -> list[str]:
+    """Read the nodes of ``NODE/0*208+NODE/0*208``, each once."""
+    return list(dict.fromkeys(one.partition("/")[0] for one in exec_host.split("+") if one))
+
+
+def _source(tree: Tree) -> tuple[str, str]:
+    """Return USER of ``USER@HOST``, and FOLDER of ``HOST:FOLDER/`` or ``HOST:FOLDER/FILE``."""
+    user = str(tree.get("Job_Owner", "")).partition("@")[0]
+    output = str(tree.get("Output_Path", "")).partition(":")[2].rpartition("/")[0]
+    return user, output
+
+
+def _successors(tree: Tree) -> list[str]:
+    """Read ``beforeany:ID@server``, which PBS notes at a job that others wait for."""
+    parts = (part.split(":") for part in str(tree.get("depend", "")).split(","))
+    waiting = (job for kind, *jobs in parts if kind == "beforeany" for job in jobs)
+    return [job.partition("@")[0] for job in waiting]

@@ -1,0 +1,113 @@
+"""Slurm by its own commands: a chain is one array, whose tasks run one at a time."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cluster.asking import ask, ask_unless_gone
+from cluster.chain import Fate
+from cluster.scheduler import JobPlace, JobState, SchedulerError, check_own
+from components.run.event_log import job_name
+
+_RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED")
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
+_GONE = ("Invalid job id",)  # what squeue and scancel say of jobs that have ended
+# A field without a width is not cut; the bar is a separator. The last is a path, which may have
+# bars itself; of a job that waits it has %A and %a still.
+_FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "UserName", "STDOUT")
+_FORMAT = ",".join(f"{field}:|" for field in _FIELDS)
+# What becomes of a job: "Job states" in squeue's manual. Who waits again was put back.
+_FATES: Mapping[str, Fate] = {
+    "TIMEOUT": "wall",
+    "DEADLINE": "wall",
+    "OUT_OF_MEMORY": "memory",
+    "FAILED": "failed",
+    "NODE_FAIL": "node",
+    "BOOT_FAIL": "node",
+    "PREEMPTED": "put back",
+    "CANCELLED": "cancelled",
+    **dict.fromkeys(_WAITING, "put back"),
+}
+# States of nodes, as sinfo shortens them, in which no job starts until somebody has acted.
+_UNABLE = ("down", "drain", "drng", "fail", "maint", "unk", "inval", "error")
+
+
+class Slurm:
+    """Manual pages: https://slurm.schedmd.com/man_index.html."""
+
+    name = "Slurm"
+    program = "sbatch"
+    launcher = "srun"
+    ids = re.compile(r"[0-9]+(_[0-9]+)?")
+    arrays = True
+    outlives_nodes = True
+    excludes = True
+
+    def submit(self, script: Path, *, after: str | None) -> str:
+        order = [] if after is None else [f"--dependency=afterany:{after}"]
+        answer = ask(["sbatch", "--parsable", *order, str(script)])
+        return answer.strip().partition(";")[0]  # a federation adds its cluster's name
+
+    def states(self, chain: str, logs: Path) -> list[JobState]:
+        words = ["squeue", "--noheader", "--array", f"--jobs={chain}", f"--Format={_FORMAT}"]
+        found = []
+        for line in (ask_unless_gone(words, _GONE) or "").splitlines():
+            job, state, why, nodes, user, output = line.strip().split("|", len(_FIELDS) - 1)
+            check_own(job, user=user, output=Path(output).parent, logs=logs)
+            why = "" if why == "None" else why
+            if state in _RUNNING:
+                found.append(JobState(job=job, state="running", why=why, nodes=nodes))
+            elif state in _WAITING:
+                found.append(JobState(job=job, state="pending", why=why, nodes=nodes))
+        return found
+
+    def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
+        if self.states(chain, logs):
+            which = [] if running else ["--state=PENDING"]
+            ask_unless_gone(["scancel", *which, chain], _GONE)
+
+    def exclude(self, chain: str, logs: Path, nodes: Sequence[str], *, needed: int) -> bool:
+        """Name those that wait: of a chain whose job runs, scontrol reports a failure."""
+        waiting = [job.job for job in self.states(chain, logs) if job.state == "pending"]
+        if waiting:
+            jobs = f"JobId={','.join(waiting)}"
+            ask(["scontrol", "update", jobs, f"ExcNodeList={','.join(nodes)}"])
+        return True
+
+    def able(self, job: str) -> frozenset[str] | None:
+        said = self._described(job)
+        if said is None or "Partition" not in said:
+            return None
+        where = f"--partition={said['Partition']}"
+        lines = ask(["sinfo", "--noheader", "--Node", where, "--format=%N %t"]).splitlines()
+        states = [line.split() for line in lines]
+        # A star marks a node that does not answer.
+        able = (
+            one[0] for one in states if not one[1].startswith(_UNABLE) and "*" not in one[1]
+        )
+        return frozenset(able)
+
+    def fate(self, job: str) -> Fate:
+        said = self._described(job)
+        return "gone" if said is None else _FATES.get(said.get("JobState", ""), "gone")
+
+    def _described(self, job: str) -> dict[str, str] | None:
+        """Read ``KEY=VALUE`` of a job, which Slurm forgets some minutes after its end."""
+        try:
+            said = ask_unless_gone(["scontrol", "--oneliner", "show", "job", job], _GONE)
+        except SchedulerError:
+            return None
+        lines = (said or "").splitlines()
+        return dict(re.findall(r"(\w+)=(\S*)", lines[0])) if lines else None
+
+    def place(self, seen: Mapping[str, str]) -> JobPlace:
+        job = job_name(seen)
+        assert job is not None, "Slurm names every job"
+        nodes = ask(["scontrol", "show", "hostnames", seen["SLURM_JOB_NODELIST"]])
+        attempt = int(seen.get("SLURM_RESTART_COUNT", "0"))
+        return JobPlace(job=job, attempt=attempt, nodes=tuple(nodes.split()))
+
+    def on_each(self, hosts: Path, nodes: int | str, launch: Sequence[str]) -> list[str]:
+        """Ask for all nodes of the job: each knows by which name Slurm lists it."""
+        each = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+        return ["srun", *launch, *each, "--kill-on-bad-exit=0", "--wait=0"]

@@ -1,0 +1,199 @@
+"""Every order of what can happen to a chain: no state is without a way on.
+
+A small scheduler is played, Slurm's array or PBS's jobs that queue each other, against
+`cluster.decisions`; all its states are walked. In each a job runs or waits, the budget is
+spent, or a person is told why the chain has ended, and what to do.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from cluster.chain import Chain, Fate, JobAttempt
+from cluster.chain_events import Cancelled, Ended, Lost, Over, Queued, Submit, Submitted
+from cluster.decisions import MOST_FAILED, MOST_LOST, open_job, queues_next
+from cluster.scheduler import JobPlace
+from cluster.status import without_jobs
+
+JOBS = 3  # of the chain
+BUDGET = 2  # checkpoints, of which the last ends the run
+
+
+@dataclass(frozen=True)
+class World:
+    """The scheduler's side and the run's folder; ``chain`` is what the record says."""
+
+    chain: Chain
+    waiting: tuple[str, ...]
+    running: str | None = None
+    saved: int = 0
+    finished: bool = False
+    fate: Fate = "gone"  # what the scheduler says of the attempt that went last
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What the decisions read, and no more: two worlds with one key go on alike."""
+        chain, idle = self.chain, []
+        for one in reversed(chain.current):
+            if one.tokens_at_begin != self.saved:
+                break
+            idle.append(one.ended is not None and one.failed_by_itself)
+        begun = frozenset(one.job for one in chain.current)
+        told = chain.cancelled, bool(chain.over), chain.successor, bool(chain.unqueued)
+        last = chain.open.job if chain.open else None
+        queue = frozenset(self.waiting), self.running, self.finished, self.fate
+        return begun, last, sum(idle), len(idle), told, queue, self.saved
+
+
+def start(arrays: bool) -> World:
+    waiting = tuple(f"7_{number}" for number in range(1, JOBS + 1)) if arrays else ("1",)
+    chain = Chain().after(Submit(at="", jobs=JOBS), Submitted(at="", chain=waiting[0]))
+    return World(chain, waiting)
+
+
+def begin(world: World, job: str, *, arrays: bool, queues: bool = True) -> World:
+    """Do what `cluster.begin` does in a job that the scheduler starts."""
+
+    def fate_of(one: JobAttempt) -> Fate:
+        return "put back" if one.job in world.waiting else world.fate
+
+    waiting = tuple(one for one in world.waiting if one != job)
+    place = JobPlace(job=job, attempt=0, nodes=())
+    opening = open_job(
+        world.chain,
+        place,
+        saved=world.saved,
+        finished=world.finished,
+        at="",
+        fate_of=fate_of,
+    )
+    chain = world.chain.after(*opening.events)
+    if opening.over:
+        return replace(world, chain=chain, waiting=())
+    assert world.running is None, "two jobs train at a time"
+    assert chain.current[-1].tokens_at_begin == world.saved, "work is lost"
+    if not arrays and queues_next(chain):
+        following = str(int(job) + 1) if queues else None
+        why = "" if queues else "qsub is not found"
+        chain = chain.after(Queued(at="", job=job, successor=following, why=why))
+        waiting += () if following is None else (following,)
+    return replace(world, chain=chain, waiting=waiting, running=job)
+
+
+def end(world: World, how: str, *, over: str = "") -> World:
+    """Do what `cluster.end` does when the ranks have ended."""
+    one = world.chain.current[-1]
+    told = Ended(at="", job=one.job, attempt=one.attempt, tokens=world.saved, ended=how)
+    chain = world.chain.after(told, *([Over(at="", why=over)] if over else []))
+    waiting = () if over or how == "finished" else world.waiting
+    finished = how == "finished"
+    return replace(world, chain=chain, waiting=waiting, running=None, finished=finished)
+
+
+def gone(world: World, fate: Fate, *, again: bool) -> World:
+    """Let a job go without a word; put back, it waits among the others."""
+    back = (world.running,) if again and world.running is not None else ()
+    return replace(world, waiting=(*world.waiting, *back), running=None, fate=fate)
+
+
+def following(world: World, *, arrays: bool) -> Iterator[tuple[str, World]]:
+    """List what may happen now."""
+    if world.running is None:
+        for job in world.waiting:  # any of them: a requeued one is overtaken
+            yield f"begin {job}", begin(world, job, arrays=arrays)
+            if not arrays:
+                yield "begin without qsub", begin(world, job, arrays=arrays, queues=False)
+    else:
+        if world.saved < BUDGET - 1:
+            yield "save", replace(world, saved=world.saved + 1)
+        else:
+            yield "finish", end(world, "finished")
+        yield "stop at the wall", end(replace(world, saved=world.saved), "stopped")
+        yield "a rank is killed", end(world, "failed")
+        yield "the user's mistake", end(world, "failed", over="a mistake in the recipe")
+        yield "killed at the wall", gone(world, "wall", again=False)
+        yield "a node is lost", gone(world, "node", again=arrays)
+        yield "requeue", gone(world, "put back", again=arrays)
+    if not world.chain.cancelled and not world.finished:
+        taken = replace(world, waiting=(), chain=world.chain.after(Cancelled(at="")))
+        yield "cancel", taken
+
+
+def check_way_on(world: World) -> None:
+    """See that a job runs or waits, the run has finished, or a person is told why not."""
+    if world.running is None and not world.waiting and not world.finished:
+        state, why, then = without_jobs(closed(world), Path("run"))
+        assert state in {"stopped", "failed", "lost", "cancelled"}
+        assert why, world
+        assert "again=true" in then
+
+
+def closed(world: World) -> Chain:
+    """Ask the scheduler what became of a job, as `status` does."""
+    one = world.chain.open
+    if one is None:
+        return world.chain
+    return world.chain.after(Lost(at="", job=one.job, attempt=one.attempt, fate=world.fate))
+
+
+@pytest.mark.parametrize("arrays", [True, False], ids=["slurm", "pbs"])
+def test_in_every_order_of_events_there_is_a_way_on_and_an_end(arrays: bool) -> None:
+    first = start(arrays)
+    seen, todo = {first.key: first}, [first]
+    leads: dict[tuple[object, ...], set[tuple[object, ...]]] = {}
+    while todo:
+        world = todo.pop()
+        check_way_on(world)
+        leads[world.key] = set()
+        for what, other in following(world, arrays=arrays):
+            assert other.saved >= world.saved, what
+            assert len(other.chain.current) <= JOBS + JOBS * MOST_LOST * BUDGET, "endless"
+            leads[world.key].add(other.key)
+            if other.key not in seen:
+                seen[other.key] = other
+                todo.append(other)
+    assert len(seen) > 400
+    check_all_end(leads, {key for key, world in seen.items() if is_end(world)})
+
+
+def is_end(world: World) -> bool:
+    return world.running is None and not world.waiting
+
+
+def check_all_end(
+    leads: dict[tuple[object, ...], set[tuple[object, ...]]], ends: set[tuple[object, ...]]
+) -> None:
+    """From each state an end is reached, whatever happened before."""
+    reaches, before = set(ends), dict[tuple[object, ...], set[tuple[object, ...]]]()
+    for here, others in leads.items():
+        for other in others:
+            before.setdefault(other, set()).add(here)
+    todo = list(ends)
+    while todo:
+        for here in before.get(todo.pop(), ()):
+            if here not in reaches:
+                reaches.add(here)
+                todo.append(here)
+    assert reaches == leads.keys()
+
+
+def test_requeues_alone_end_at_last_and_say_why() -> None:
+    world, begins = start(True), 0
+    while world.waiting:
+        world = begin(world, world.waiting[0], arrays=True)
+        if world.running is not None:
+            begins += 1
+            world = gone(world, "put back", again=True)
+    assert begins == MOST_LOST
+    assert world.chain.over.startswith(f"{MOST_LOST} attempts in a row were lost")
+
+
+def test_losses_between_two_failures_do_not_forgive_them() -> None:
+    world = end(begin(start(True), "7_1", arrays=True), "failed")
+    world = gone(begin(world, "7_2", arrays=True), "node", again=True)
+    world = end(begin(world, "7_3", arrays=True), "failed")
+    world = begin(world, "7_2", arrays=True)
+    assert world.running is None
+    assert world.chain.over.startswith(f"{MOST_FAILED} jobs in a row saved nothing new")
