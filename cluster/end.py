@@ -20,7 +20,7 @@ from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 from components.fault_tolerance.failures import read_errors
-from components.preflight.node_checks import failed_copies
+from components.preflight.copies import failed_copies
 from components.preflight.verdict import ANSWER, PreflightVerdict, read_verdict
 from components.run.folder import RunFolder
 from components.terminal import say

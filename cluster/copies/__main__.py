@@ -13,7 +13,7 @@ from cluster.copies.venv import archive_venv
 from components.data.files import replace_atomically
 from components.errors import RecipeError
 from components.fault_tolerance.failures import MENDABLE, error_file
-from components.preflight.node_checks import FOLDER
+from components.preflight.copies import FOLDER
 from components.run.provenance import ROOMS, ROOT
 from components.terminal import say
 

@@ -28,6 +28,7 @@ from components.data.manifest import Manifest
 from components.errors import RecipeError
 from components.planner.interruptions import checkpoint_bytes
 from components.planner.job import job_of
+from components.preflight.copies import failed_copies
 from components.preflight.verdict import ClockOffset, Judgement, NodeFinding, refused
 from components.run.folder import RunFolder
 from components.run.provenance import ABSENT, RECORDED, ROOT, required, version_of
@@ -35,7 +36,6 @@ from components.run.records import Packages
 from components.versions import PYTHON, TORCH, installed, judge
 
 GIB = 2**30
-FOLDER = "copies"  # below the run's folder
 NODE_FOLDER = "KOCHBUCH_NODE_FOLDER"  # where a job script says that the copies are
 PROBE_BYTES = 1 << 20
 _QUESTIONS, _PATIENCE_SECONDS = 5, 10.0
@@ -158,12 +158,6 @@ def check_copies(run: Path, node: str, seen: Mapping[str, str]) -> Iterator[Node
         verdict="ok" if own else "bad",
         remedy="make room there, or name another cluster.site.node_folder",
     )
-
-
-def failed_copies(run: Path) -> dict[str, str]:
-    """Read by node why it has no copy."""
-    files = sorted((run / FOLDER).glob("*.failed"))
-    return {file.stem: file.read_text("utf-8").strip() for file in files}
 
 
 def check_packages(folder: RunFolder, parts: Sequence[str]) -> NodeFinding:

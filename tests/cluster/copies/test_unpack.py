@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from components.preflight.node_checks import failed_copies
+from components.preflight.copies import failed_copies
 from tests.cluster.jobs import ROOT
 
 SCRIPT = ROOT / "cluster" / "copies" / "unpack.sh"

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from command.arguments import ROOT
-from components.preflight.node_checks import NODE_FOLDER, check_copies, failed_copies
+from components.preflight.copies import failed_copies
+from components.preflight.node_checks import NODE_FOLDER, check_copies
 
 ASK = (
     "import json, os, sys\nfrom pathlib import Path\n"
