@@ -29,7 +29,7 @@ from components.errors import RecipeError
 from components.planner.interruptions import checkpoint_bytes
 from components.planner.job import job_of
 from components.preflight.copies import failed_copies
-from components.preflight.verdict import ClockOffset, Judgement, NodeFinding, refused
+from components.preflight.verdict import DATA, ClockOffset, Judgement, NodeFinding, refused
 from components.run.folder import RunFolder
 from components.run.provenance import ABSENT, RECORDED, ROOT, required, version_of
 from components.run.records import Packages
@@ -232,7 +232,7 @@ def check_data(recipe: Recipe, rules: Preflight, folder: RunFolder, node: str) -
     """
     if not (folder.path / "data.json").exists():
         return NodeFinding(
-            check="data",
+            check=DATA,
             found="not prepared",
             expected="as the manifest says",
             rule="data.json",
@@ -258,9 +258,9 @@ def check_data(recipe: Recipe, rules: Preflight, folder: RunFolder, node: str) -
             remedy = "put it on a file system that nodes share"
             raise RecipeError("model.init_from", problem, remedy)
     except RecipeError as error:
-        return refused("data", error)
+        return refused(DATA, error)
     return NodeFinding(
-        check="data",
+        check=DATA,
         found=f"{len(files)} files by size, {len(hashed)} of them by hash",
         expected="as the manifest says",
         rule="manifest.json",

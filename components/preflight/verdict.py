@@ -18,6 +18,7 @@ VERDICT = f"{FOLDER}/verdict.json"
 # For launchers: all nodes, and those to start on.
 HOSTS, CHOSEN = f"{FOLDER}/hosts", f"{FOLDER}/nodes"
 ANSWER = "answer"  # the check that a silent node fails
+DATA = "data"  # the check of the prepared files
 FEWEST = 3  # of two that differ nobody knows which is wrong
 
 Judgement = Literal["ok", "bad", "unknown"]
@@ -171,7 +172,30 @@ def judge(
         if name in links:
             found.append(_link(cluster, rules, links[name]))
         nodes.append(NodeVerdict(node=name, findings=tuple(found)))
-    return PreflightVerdict(needed=needed, nodes=tuple(nodes), seconds=seconds)
+    return PreflightVerdict(needed=needed, nodes=_seen_by_others(nodes), seconds=seconds)
+
+
+def _seen_by_others(nodes: Sequence[NodeVerdict]) -> tuple[NodeVerdict, ...]:
+    """Blame a node, and not the data, for files that the others read whole."""
+    found = [finding for one in nodes for finding in one.findings if finding.check == DATA]
+    if all(finding.verdict != "ok" for finding in found):
+        return tuple(nodes)
+    own = {
+        "remedy": "other nodes read it whole: leave the data, and tell the site of this node"
+    }
+    return tuple(
+        one.model_copy(
+            update={
+                "findings": tuple(
+                    finding.model_copy(update=own)
+                    if finding.check == DATA and finding.verdict == "bad"
+                    else finding
+                    for finding in one.findings
+                )
+            }
+        )
+        for one in nodes
+    )
 
 
 def _judged(value: float, least: float | None) -> Judgement:

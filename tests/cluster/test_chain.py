@@ -10,11 +10,11 @@ import pytest
 
 from cluster.begin import OVER, begin
 from cluster.chain import FATES, Chain, chain_of
-from cluster.chain_events import Began, Ended
-from cluster.decisions import why_over
+from cluster.chain_events import Began, Ended, Excluded
+from cluster.decisions import avoided_until, why_over
 from cluster.end import end
 from cluster.pbs import Pbs
-from cluster.records import Jobs
+from cluster.records import Jobs, now
 from cluster.slurm import Slurm
 from cluster.status import status_of
 from components.config.schema.recipe import read_recipe
@@ -369,6 +369,39 @@ def test_beyond_a_quarter_of_the_nodes_it_is_not_the_nodes(
         break_on(jobs, number, rank)
     assert excluded(programs) == ["jwb0001", "jwb0001,jwb0002"]
     assert "3 nodes are suspected by now, so it may be none of them" in capfd.readouterr().err
+
+
+def test_an_exclusion_ends_by_itself(
+    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    at = now()
+    jobs.note(Excluded(at=at, nodes=("jwb0001",), until=at))
+    jobs.note(Excluded(at=at, nodes=("jwb0002",), until=avoided_until(at)))
+    begin(jobs.folder.path, task(1))
+    assert excluded(programs) == ["jwb0002"]
+    assert list(jobs.chain().avoided) == ["jwb0002"]
+    assert "no longer avoided: jwb0001" in capfd.readouterr().err
+
+
+def test_a_chain_does_not_block_itself_with_what_it_avoids(
+    run_on: Run, programs: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    jobs = run_on("juwels", "scale=mini", "cluster.nodes=2")
+    for name in ("scancel", "srun"):
+        programs.add(name)
+    known = "*hostnames*) printf 'n1\\nn2';; *) echo Partition=booster;;"
+    programs.script("scontrol", f"case $* in {known} esac")
+    programs.add("squeue", says=queued(jobs.path, "77_4|PENDING|Dependency|"))
+    programs.add("sinfo", says="n1 alloc\nn2 mix\nn3 idle\nn4 drain\nn5 idle*")
+    submitted(jobs, "77")
+    break_on(jobs, 1, 0)
+    assert list(jobs.chain().avoided) == ["n1"]  # n2 and n3 are left
+    programs.add("sinfo", says="n1 alloc\nn2 mix\nn3 drng")
+    break_on(jobs, 2, 0)
+    assert list(jobs.chain().avoided) == []
+    said = "not avoided, without them fewer than the 2 nodes of a job could be had: n1"
+    assert said in capfd.readouterr().err
+    assert excluded(programs) == ["n1", ""]
 
 
 def test_nodes_suspected_before_the_last_submission_are_forgotten(

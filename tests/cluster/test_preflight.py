@@ -10,9 +10,11 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
 from cluster.begin import begin
+from cluster.chain_events import Excluded
+from cluster.decisions import avoided_until
 from cluster.end import end
 from cluster.preflight import look_at_allocation, look_at_nodes
-from cluster.records import Jobs
+from cluster.records import Jobs, now
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.preflight.verdict import (
@@ -180,6 +182,18 @@ def test_under_pbs_ranks_start_on_as_many_nodes_as_they_need_by_the_names_in_its
         NODES[1],
         NODES[2],
     )  # rank 1 is on the second
+
+
+def test_under_pbs_a_node_that_is_avoided_is_left_out_though_it_is_good(
+    pbs: dict[str, str], tmp_path: Path
+) -> None:
+    jobs = Jobs(RunFolder(tmp_path / "run"))
+    jobs.note(
+        Excluded(at=now(), nodes=(f"{NODES[0]}.hsn.example",), until=avoided_until(now()))
+    )
+    assert look(tmp_path / "run", [report(name) for name in NODES], pbs) == 0
+    chosen = (tmp_path / "run" / "preflight" / "nodes").read_text().split()
+    assert chosen == [f"{name}.hsn.example" for name in NODES[1:3]]
 
 
 def test_by_hand_the_nodes_are_asked_through_the_words_of_the_job_script(

@@ -7,7 +7,7 @@ import pytest
 from components.config.schema.cluster import Preflight
 from components.config.schema.recipe import Recipe
 from components.preflight.verdict import NodeReport, PreflightVerdict, Rates, judge
-from tests.components.preflight.conftest import Compose, report
+from tests.components.preflight.conftest import Compose, finding, report
 
 NAMES = ("n1", "n2", "n3")
 
@@ -140,3 +140,16 @@ def test_without_a_profile_a_link_only_has_to_be_there(bare: Recipe, rules: Pref
     found = judged(bare, rules, [report(name) for name in NAMES], links)
     assert bad(found) == {"n3": ["link"]}
     assert found.nodes[2].bad[0].found == "no answer of n1, n2"
+
+
+@pytest.mark.parametrize(("others", "remedy"), [("ok", "tell the site"), ("bad", "mend it")])
+def test_data_that_other_nodes_read_whole_are_not_to_be_prepared_again(
+    others: str, remedy: str, bare: Recipe, rules: Preflight
+) -> None:
+    seen = zip(NAMES, (others, "bad", others), strict=True)
+    said = [
+        report(name).model_copy(update={"findings": (finding("data", verdict),)})
+        for name, verdict in seen
+    ]
+    found = judged(bare, rules, said)
+    assert remedy in found.nodes[1].bad[0].remedy
