@@ -23,6 +23,7 @@ from components.fault_tolerance.failures import read_errors
 from components.preflight.copies import failed_copies
 from components.preflight.verdict import ANSWER, PreflightVerdict, read_verdict
 from components.run.folder import RunFolder
+from components.run.writer_lock import TRAINED
 from components.terminal import say
 
 # `srun: error: NODE: task 5: Killed`, and PALS: `NODE: rank 5 died from signal 9`.
@@ -129,7 +130,8 @@ def find_failure(
             why=f"rank {error.rank}: {text[:_LONGEST]}",
             node=nodes[place] if place < len(nodes) else None,
             of_node=bool(_HARDWARE.search(text)),
-            of_user=text.startswith(f"{RecipeError.__name__}: "),
+            # Ranks that outlived their job hold the folder: the next may be luckier.
+            of_user=text.startswith(f"{RecipeError.__name__}: ") and TRAINED not in text,
         )
     if killed is not None:
         why = f"rank {int(killed['rank'])} on {killed['node']}: {killed['what'].strip()}"

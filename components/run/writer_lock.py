@@ -27,6 +27,7 @@ from components.run.disk import explained
 
 LOCK = "writer.lock"
 NAMELESS = "a process that left no name"
+TRAINED = "is being trained by"
 DYING_SECONDS = 5.0  # what killed processes may take to end
 # A server takes back the lock of a node that died: NFS 4 after 90 s, if nobody chose otherwise.
 DEAD_NODE_SECONDS = 100.0
@@ -276,4 +277,4 @@ def check_not_trained(path: Path, key: str) -> None:
 def _trained(path: Path, key: str, holder: Holder | None) -> RecipeError:
     who = holder or NAMELESS
     way = f"wait until it ends, or let it save and stop: touch {path / 'stop'}"
-    return RecipeError(key, f"{path} is being trained by {who}", way)
+    return RecipeError(key, f"{path} {TRAINED} {who}", way)

@@ -270,6 +270,17 @@ def test_a_mistake_of_the_recipe_ends_the_chain_and_says_so(
     assert programs.calls()[-1] == "scancel --state=PENDING 77"
 
 
+def test_ranks_of_a_lost_job_that_still_train_do_not_end_the_chain(jobs: Jobs) -> None:
+    begin(jobs.folder.path, task(1))
+    fail(
+        jobs,
+        0,
+        f"RecipeError: run: {jobs.folder.path} is being trained by process 7 on host n1",
+    )
+    assert end(jobs.folder.path, 1) == 1
+    assert jobs.chain().over == ""
+
+
 def test_a_failure_without_a_suspect_leaves_chain_and_nodes_alone(
     jobs: Jobs, programs: Programs
 ) -> None:
