@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.chain import JobAttempt
-from cluster.chain_events import Ended, Queued, Readmitted
+from cluster.chain_events import EndedEvent, QueuedEvent, ReadmittedEvent
 from cluster.decisions import expired, open_job, queues_next
 from cluster.names import fold_names
 from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell_end
@@ -79,7 +79,7 @@ def _queue_next(scheduler: Scheduler, jobs: Jobs, record: JobAttempt) -> None:
     except SchedulerError as error:
         why = str(error)
         say(f"no job is queued after this one: {why}")
-    jobs.note(Queued(at=now(), job=record.job, successor=successor, why=why))
+    jobs.note(QueuedEvent(at=now(), job=record.job, successor=successor, why=why))
 
 
 def avoid(scheduler: Scheduler, jobs: Jobs, nodes: list[str], job: str) -> bool:
@@ -103,7 +103,7 @@ def _readmit_expired(scheduler: Scheduler, jobs: Jobs) -> None:
     except SchedulerError as error:
         say(str(error))
         return
-    jobs.note(Readmitted(at=now(), nodes=over, why="they were avoided for long enough"))
+    jobs.note(ReadmittedEvent(at=now(), nodes=over, why="they were avoided for long enough"))
     say(f"no longer avoided: {' '.join(over)}")
 
 
@@ -114,7 +114,7 @@ def _check_launcher(scheduler: Scheduler, jobs: Jobs, record: JobAttempt) -> int
     where = record.nodes[0] if record.nodes else "this node"
     why = f"{scheduler.launcher} is not found on {where}: does a module of the site bring it?"
     jobs.note(
-        Ended(
+        EndedEvent(
             at=now(),
             job=record.job,
             attempt=record.attempt,

@@ -27,7 +27,7 @@ class Event(Protocol):
 
     at: str
 
-    def change(self, chain: "Chain") -> "Chain":
+    def change(self, chain: "ChainState") -> "ChainState":
         """Return the chain after this event."""
 
     @property
@@ -58,7 +58,7 @@ class JobAttempt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chain:
+class ChainState:
     """What all events add up to."""
 
     submissions: tuple[tuple[str | None, int], ...] = ()  # id, once known, and number of jobs
@@ -70,7 +70,7 @@ class Chain:
     avoided: Mapping[str, str] = field(default_factory=dict)  # until when; oldest first
     cancelled: bool = False
     over: str = ""
-    before: "Chain | None" = None  # what it was, if the scheduler refuses
+    before: "ChainState | None" = None  # what it was, if the scheduler refuses
     last: Event | None = None
 
     @property
@@ -103,14 +103,14 @@ class Chain:
         submitted = self.submissions[-1][0] if self.submissions else None
         return [] if submitted is None else [submitted]
 
-    def after(self, *events: "Event") -> "Chain":
+    def after(self, *events: "Event") -> "ChainState":
         """Return what it is once these have happened."""
         chain = self
         for event in events:
             chain = replace(event.change(chain), last=event)
         return chain
 
-    def closed(self, job: str, attempt: int, **known: Any) -> "Chain":
+    def closed(self, job: str, attempt: int, **known: Any) -> "ChainState":
         """Return it with the end of an attempt."""
         attempts = tuple(
             replace(one, **known) if (one.job, one.attempt) == (job, attempt) else one

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cluster.chain import FATES, Chain, Fate, JobAttempt
+from cluster.chain import FATES, ChainState, Fate, JobAttempt
 from components.run.records import Natural, RunRecord, Texts
 
 Job = Annotated[str, Field(pattern=r"^[^/\x00]*$")]  # a part of files' names
@@ -24,7 +24,7 @@ class ChainEvent(RunRecord):
     kind: str
     at: str
 
-    def change(self, chain: Chain) -> Chain:
+    def change(self, chain: ChainState) -> ChainState:
         """Return the chain after this event."""
         return chain
 
@@ -34,15 +34,15 @@ class ChainEvent(RunRecord):
         return self.kind
 
 
-class Submit(ChainEvent):
+class SubmitEvent(ChainEvent):
     """A script is handed over; its first job may begin before the scheduler has answered."""
 
     kind: Literal["submit"] = "submit"
     words: Texts = ()
     jobs: Natural
 
-    def change(self, chain: Chain) -> Chain:
-        return Chain(
+    def change(self, chain: ChainState) -> ChainState:
+        return ChainState(
             submissions=(*chain.submissions, (None, self.jobs)),
             words=self.words,
             attempts=chain.attempts,
@@ -55,13 +55,13 @@ class Submit(ChainEvent):
         return "its script was being handed over"
 
 
-class Submitted(ChainEvent):
+class SubmittedEvent(ChainEvent):
     """The scheduler took it, by this id."""
 
     kind: Literal["submitted"] = "submitted"
     chain: Job
 
-    def change(self, chain: Chain) -> Chain:
+    def change(self, chain: ChainState) -> ChainState:
         *others, (_, jobs) = chain.submissions or ((None, 0),)
         return replace(chain, submissions=(*others, (self.chain, jobs)), before=None)
 
@@ -70,13 +70,13 @@ class Submitted(ChainEvent):
         return f"submitted as {self.chain}"
 
 
-class Refused(ChainEvent):
+class RefusedEvent(ChainEvent):
     """The scheduler did not take it: nothing has changed."""
 
     kind: Literal["refused"] = "refused"
     why: str
 
-    def change(self, chain: Chain) -> Chain:
+    def change(self, chain: ChainState) -> ChainState:
         return chain.before or chain
 
     @property
@@ -84,7 +84,7 @@ class Refused(ChainEvent):
         return f"the scheduler refused it: {self.why}"
 
 
-class Began(ChainEvent):
+class BeganEvent(ChainEvent):
     """A job begins, for the first time or again."""
 
     kind: Literal["began"] = "began"
@@ -93,7 +93,7 @@ class Began(ChainEvent):
     nodes: Texts
     tokens: Natural
 
-    def change(self, chain: Chain) -> Chain:
+    def change(self, chain: ChainState) -> ChainState:
         begun = JobAttempt(
             job=self.job,
             attempt=self.attempt,
@@ -111,7 +111,7 @@ class Began(ChainEvent):
         return f"job {self.job}{again} began at {self.tokens:,} tokens"
 
 
-class Queued(ChainEvent):
+class QueuedEvent(ChainEvent):
     """A job has queued the one after it, or could not: PBS has no arrays of such jobs."""
 
     kind: Literal["queued"] = "queued"
@@ -119,7 +119,7 @@ class Queued(ChainEvent):
     successor: Job | None
     why: str = ""
 
-    def change(self, chain: Chain) -> Chain:
+    def change(self, chain: ChainState) -> ChainState:
         return replace(chain, successor=self.successor, unqueued=self.why)
 
     @property
@@ -129,7 +129,7 @@ class Queued(ChainEvent):
         return f"job {self.job} queued {self.successor} behind it"
 
 
-class Ended(ChainEvent):
+class EndedEvent(ChainEvent):
     """A job tells how it ended."""
 
     kind: Literal["ended"] = "ended"
@@ -140,7 +140,7 @@ class Ended(ChainEvent):
     why: str = ""
     bad_nodes: Texts = ()
 
-    def change(self, chain: Chain) -> Chain:
+    def change(self, chain: ChainState) -> ChainState:
         return chain.closed(
             self.job,
             self.attempt,
@@ -157,7 +157,7 @@ class Ended(ChainEvent):
         return f"job {self.job} {self.ended} at {self.tokens:,} tokens{why}"
 
 
-class Lost(ChainEvent):
+class LostEvent(ChainEvent):
     """A job could not tell how it ended: who comes after it does."""
 
     kind: Literal["lost"] = "lost"
@@ -165,7 +165,7 @@ class Lost(ChainEvent):
     attempt: Natural
     fate: Fate
 
-    def change(self, chain: Chain) -> Chain:
+    def change(self, chain: ChainState) -> ChainState:
         end = {"ended": "lost", "ended_at": self.at, "fate": self.fate}
         return chain.closed(self.job, self.attempt, why=FATES[self.fate], **end)
 
@@ -174,7 +174,7 @@ class Lost(ChainEvent):
         return f"job {self.job} {FATES[self.fate]}"
 
 
-class Excluded(ChainEvent):
+class ExcludedEvent(ChainEvent):
     """The jobs that wait are kept off nodes, until then at the latest."""
 
     kind: Literal["excluded"] = "excluded"
@@ -182,7 +182,7 @@ class Excluded(ChainEvent):
     until: str
     why: str = ""
 
-    def change(self, chain: Chain) -> Chain:
+    def change(self, chain: ChainState) -> ChainState:
         new = dict.fromkeys(self.nodes, self.until)
         return replace(chain, avoided=chain.without(self.nodes) | new)
 
@@ -191,14 +191,14 @@ class Excluded(ChainEvent):
         return f"nodes were excluded: {', '.join(self.nodes)}"
 
 
-class Readmitted(ChainEvent):
+class ReadmittedEvent(ChainEvent):
     """They may use these nodes again."""
 
     kind: Literal["readmitted"] = "readmitted"
     nodes: Texts
     why: str
 
-    def change(self, chain: Chain) -> Chain:
+    def change(self, chain: ChainState) -> ChainState:
         return replace(chain, avoided=chain.without(self.nodes))
 
     @property
@@ -206,12 +206,12 @@ class Readmitted(ChainEvent):
         return f"nodes were readmitted: {', '.join(self.nodes)}: {self.why}"
 
 
-class Cancelled(ChainEvent):
+class CancelledEvent(ChainEvent):
     """A person has taken the chain back."""
 
     kind: Literal["cancelled"] = "cancelled"
 
-    def change(self, chain: Chain) -> Chain:
+    def change(self, chain: ChainState) -> ChainState:
         return replace(chain, cancelled=True)
 
     @property
@@ -219,13 +219,13 @@ class Cancelled(ChainEvent):
         return "its user cancelled it"
 
 
-class Over(ChainEvent):
+class OverEvent(ChainEvent):
     """No further job has anything to do, for this reason."""
 
     kind: Literal["over"] = "over"
     why: str
 
-    def change(self, chain: Chain) -> Chain:
+    def change(self, chain: ChainState) -> ChainState:
         return replace(chain, over=self.why)
 
     @property

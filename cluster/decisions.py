@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cluster.chain import FATES, Chain, Fate, JobAttempt
-from cluster.chain_events import Began, ChainEvent, Lost, Over
+from cluster.chain import FATES, ChainState, Fate, JobAttempt
+from cluster.chain_events import BeganEvent, ChainEvent, LostEvent, OverEvent
 from cluster.scheduler import JobPlace
 
 MOST_FAILED = 2  # jobs in a row that ended by themselves and saved nothing new
@@ -26,7 +26,7 @@ class Opening:
 
 
 def open_job(
-    chain: Chain,
+    chain: ChainState,
     place: JobPlace,
     *,
     saved: int,
@@ -42,26 +42,26 @@ def open_job(
     if (before := chain.open) is not None:
         again = before.job == place.job
         fate: Fate = "put back" if again else fate_of(before)
-        events.append(Lost(at=at, job=before.job, attempt=before.attempt, fate=fate))
+        events.append(LostEvent(at=at, job=before.job, attempt=before.attempt, fate=fate))
     closed = chain.after(*events)
     why = why_over(closed, saved=saved, finished=finished)
     if why:
         told = finished or chain.cancelled or chain.over
-        events += [] if told else [Over(at=at, why=why)]
+        events += [] if told else [OverEvent(at=at, why=why)]
         return Opening(events=tuple(events), over=why)
     # Not every scheduler tells that a job is run again.
     later = [one.attempt + 1 for one in chain.attempts if one.job == place.job]
     attempt = max([place.attempt, *later])
-    begun = Began(at=at, job=place.job, attempt=attempt, nodes=place.nodes, tokens=saved)
+    begun = BeganEvent(at=at, job=place.job, attempt=attempt, nodes=place.nodes, tokens=saved)
     return Opening(events=(*events, begun), over="")
 
 
-def queues_next(chain: Chain) -> bool:
+def queues_next(chain: ChainState) -> bool:
     """Whether the job that has begun queues another; who submits by hand sets no limit."""
     return chain.jobs_left is None or chain.jobs_left > 0
 
 
-def why_over(chain: Chain, *, saved: int, finished: bool) -> str:
+def why_over(chain: ChainState, *, saved: int, finished: bool) -> str:
     """Return why no further job has anything to do; an empty text while one has.
 
     ``saved`` are the tokens of the newest checkpoint. An attempt that was put back or lost its
@@ -99,12 +99,12 @@ def avoided_until(at: str) -> str:
     )
 
 
-def expired(chain: Chain, at: str) -> tuple[str, ...]:
+def expired(chain: ChainState, at: str) -> tuple[str, ...]:
     """Name the nodes whose time of being avoided is over."""
     return tuple(node for node, until in chain.avoided.items() if until <= at)
 
 
-def too_many(chain: Chain, suspects: Iterable[str], job_nodes: int) -> bool:
+def too_many(chain: ChainState, suspects: Iterable[str], job_nodes: int) -> bool:
     """Whether so many nodes are suspected that it is none of them."""
     known = {*chain.avoided, *suspects}
     return len(known) > max(1, int(MOST_AVOIDED_FRACTION * job_nodes))

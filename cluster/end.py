@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cluster.begin import avoid, end_chain
 from cluster.chain import JobAttempt
-from cluster.chain_events import Ended, Excluded, Over, Readmitted
+from cluster.chain_events import EndedEvent, ExcludedEvent, OverEvent, ReadmittedEvent
 from cluster.decisions import avoided_until, to_lift, too_many
 from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell, tell_end
 from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
@@ -65,7 +65,7 @@ def end(run: Path, status: int) -> int:
     suspect = (failure.node,) if failure.of_node and failure.node is not None else ()
     bad = tuple(dict.fromkeys((*left_out, *suspect)))
     at = now()
-    told = Ended(
+    told = EndedEvent(
         at=at,
         job=record.job,
         attempt=record.attempt,
@@ -80,7 +80,7 @@ def end(run: Path, status: int) -> int:
     say(f"{ended} at {told.tokens:,} tokens" if ended else f"failed: {failure.why}")
     if failure.of_user:
         why = f"job {record.job} failed, and no other job would mend this: {failure.why}"
-        jobs.note(Over(at=at, why=why))
+        jobs.note(OverEvent(at=at, why=why))
         say("no other job would mend this: the chain ends here")
     if failure.of_user or ended == "finished":
         end_chain(scheduler, jobs)
@@ -177,11 +177,11 @@ def _avoid(scheduler: Scheduler, recipe: Recipe, record: JobAttempt, jobs: Jobs)
     new = tuple(one for one in record.bad_nodes if one in avoided)
     if lifted:
         why = f"without them fewer than the {needed} nodes of a job could be had"
-        jobs.note(Readmitted(at=now(), nodes=lifted, why=why))
+        jobs.note(ReadmittedEvent(at=now(), nodes=lifted, why=why))
         say(f"not avoided, {why}: {' '.join(lifted)}")
     if new:
         at = now()
-        jobs.note(Excluded(at=at, nodes=new, until=avoided_until(at), why=record.why))
+        jobs.note(ExcludedEvent(at=at, nodes=new, until=avoided_until(at), why=record.why))
         say(f"the next job avoids {' '.join(avoided)}")
         tell(jobs.folder, "exclusion", record.why, {"job": record.job, "avoided": avoided})
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cluster.chain import Chain, JobAttempt
+from cluster.chain import ChainState, JobAttempt
 from cluster.chain_events import KINDS, ChainEvent
 from cluster.scheduler import Scheduler, check_id
 from components.checkpoint.metadata import RunProgress, newest_checkpoint, tokens_of
@@ -35,13 +35,13 @@ class Jobs:
         self.script = self.path / "job.sh"
         self.record = self.path / "chain.jsonl"
 
-    def chain(self) -> Chain:
+    def chain(self) -> ChainState:
         """Read what has happened; without a record, nothing has.
 
         Raises:
             RecipeError: the record cannot be read, or a line of it is no event of a chain.
         """
-        return Chain().after(*self._events())
+        return ChainState().after(*self._events())
 
     def note(self, *events: ChainEvent) -> None:
         """Append events; each is on the disk when this returns.

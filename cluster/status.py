@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.chain import Chain, Event, JobAttempt
-from cluster.chain_events import Lost
+from cluster.chain import ChainState, Event, JobAttempt
+from cluster.chain_events import LostEvent
 from cluster.decisions import to_lift
 from cluster.records import Jobs, saved_tokens
 from cluster.scheduler import JobState, Scheduler, SchedulerError
@@ -126,13 +126,15 @@ def queue_of(scheduler: Scheduler, ids: Sequence[str], jobs: Jobs) -> tuple[JobS
     return tuple(found.values())
 
 
-def _with_fate(chain: Chain, queued: Sequence[JobState], scheduler: Scheduler) -> Chain:
+def _with_fate(
+    chain: ChainState, queued: Sequence[JobState], scheduler: Scheduler
+) -> ChainState:
     """Close an attempt that is in no queue any more, as the job after it would."""
     one = chain.open
     if one is None or any(job.job == one.job and job.state == "running" for job in queued):
         return chain
     fate = scheduler.fate(one.job)
-    lost = Lost(at="", job=one.job, attempt=one.attempt, fate=fate)
+    lost = LostEvent(at="", job=one.job, attempt=one.attempt, fate=fate)
     return replace(chain.after(lost), last=chain.last)
 
 
@@ -162,7 +164,7 @@ def _last_local(folder: RunFolder) -> str:
 
 
 def _state(
-    chain: Chain,
+    chain: ChainState,
     queued: Sequence[JobState],
     recipe: Recipe,
     path: Path,
@@ -183,7 +185,7 @@ def _state(
     return without_jobs(chain, path)
 
 
-def without_jobs(chain: Chain, path: Path) -> tuple[str, str, str]:
+def without_jobs(chain: ChainState, path: Path) -> tuple[str, str, str]:
     """Tell state, reason and way on of a chain of which nothing waits or runs."""
     again = f"nothing by itself; submit it once more: {_again(path)}"
     if chain.cancelled:
@@ -205,7 +207,7 @@ def without_jobs(chain: Chain, path: Path) -> tuple[str, str, str]:
     return str(last.ended), chain.over or last.why, again
 
 
-def _after_running(chain: Chain, queued: Sequence[JobState], path: Path) -> str:
+def _after_running(chain: ChainState, queued: Sequence[JobState], path: Path) -> str:
     waiting = [job.job for job in queued if job.state == "pending"]
     if chain.cancelled:
         return "it saves after the step it is in, then ends"
@@ -216,7 +218,7 @@ def _after_running(chain: Chain, queued: Sequence[JobState], path: Path) -> str:
 
 
 def _blocked(
-    chain: Chain, job: JobState, recipe: Recipe, path: Path, scheduler: Scheduler | None
+    chain: ChainState, job: JobState, recipe: Recipe, path: Path, scheduler: Scheduler | None
 ) -> str:
     """Tell which nodes a job that waits is kept off, and whether it waits for that alone."""
     if not chain.avoided:

@@ -1,6 +1,6 @@
 """Take back what waits, and stop what runs after it has saved."""
 
-from cluster.chain_events import Cancelled
+from cluster.chain_events import CancelledEvent
 from cluster.records import Jobs, now
 from cluster.scheduler import NotOwnError, SchedulerError, check_present, scheduler_of
 from cluster.status import queue_of
@@ -32,7 +32,7 @@ def _cancel(folder: RunFolder, *, force: bool) -> None:
         raise RecipeError("run", problem, "Ctrl-C stops a run of this terminal")
     check_present(scheduler, None)
     jobs = queue_of(scheduler, ids, submitted)
-    submitted.note(Cancelled(at=now()))  # for a job that begins before it reads a stop file
+    submitted.note(CancelledEvent(at=now()))  # for a job that begins meanwhile
     for chain in ids:
         scheduler.cancel(chain, submitted.path, running=force)
     for job in jobs:

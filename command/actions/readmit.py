@@ -1,7 +1,7 @@
 """Let the jobs of a run use the nodes again that were excluded."""
 
 from cluster.begin import avoid
-from cluster.chain_events import Readmitted
+from cluster.chain_events import ReadmittedEvent
 from cluster.records import Jobs, now
 from cluster.scheduler import SchedulerError, check_present, scheduler_of
 from command.arguments import Arguments
@@ -30,5 +30,5 @@ def _readmit(folder: RunFolder) -> None:
     check_present(scheduler, None)
     for chain in ids:
         avoid(scheduler, jobs, [], chain)
-    jobs.note(Readmitted(at=now(), nodes=nodes, why="a person asked for it"))
+    jobs.note(ReadmittedEvent(at=now(), nodes=nodes, why="a person asked for it"))
     tell(f"{folder.path}: its jobs may use {', '.join(nodes)} again")

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.chain_events import Refused, Submit, Submitted
+from cluster.chain_events import RefusedEvent, SubmitEvent, SubmittedEvent
 from cluster.copies.venv import archive_venv
 from cluster.job import JobSettings, job_settings, render, run_folder
 from cluster.records import Jobs, now
@@ -107,14 +107,14 @@ def hand_over(ready: Ready, *, after: str | None) -> str:
     beside.replace(jobs.script)
     check_present(ready.scheduler, jobs.script)
     # Told first: a job may begin before its id is known here.
-    jobs.note(Submit(at=now(), words=tuple(words), jobs=settings.jobs))
+    jobs.note(SubmitEvent(at=now(), words=tuple(words), jobs=settings.jobs))
     try:
         chain = ready.scheduler.submit(jobs.script, after=after)
     except SchedulerError as error:
-        jobs.note(Refused(at=now(), why=str(error)))
+        jobs.note(RefusedEvent(at=now(), why=str(error)))
         remedy = f"the script is {jobs.script}; site.* and cluster.* change what it asks for"
         raise RecipeError("cluster.scheduler", str(error), remedy) from None
-    jobs.note(Submitted(at=now(), chain=chain))
+    jobs.note(SubmittedEvent(at=now(), chain=chain))
     return chain
 
 

@@ -8,7 +8,13 @@ import yaml
 
 from benchmarks.recipes import published_recipes
 from cluster.chain import JobAttempt
-from cluster.chain_events import Began, Cancelled, Ended, Submit, Submitted
+from cluster.chain_events import (
+    BeganEvent,
+    CancelledEvent,
+    EndedEvent,
+    SubmitEvent,
+    SubmittedEvent,
+)
 from cluster.job import JobSettings, job_settings, render, run_folder
 from cluster.records import Jobs, now, saved_tokens
 from cluster.user import read_user
@@ -66,11 +72,13 @@ def scripts() -> dict[str, tuple[str, ...]]:
 
 def submitted(jobs: Jobs, chain: str, count: int = 4) -> None:
     """Record that a chain of ``count`` jobs was handed over."""
-    jobs.note(Submit(at=now(), jobs=count, words=()), Submitted(at=now(), chain=chain))
+    jobs.note(
+        SubmitEvent(at=now(), jobs=count, words=()), SubmittedEvent(at=now(), chain=chain)
+    )
 
 
 def cancelled(jobs: Jobs) -> None:
-    jobs.note(Cancelled(at=now()))
+    jobs.note(CancelledEvent(at=now()))
 
 
 def began(
@@ -78,7 +86,7 @@ def began(
 ) -> JobAttempt:
     """Record that a job begins where the run is."""
     saved = saved_tokens(jobs.folder)
-    jobs.note(Began(at=now(), job=job, attempt=attempt, nodes=nodes, tokens=saved))
+    jobs.note(BeganEvent(at=now(), job=job, attempt=attempt, nodes=nodes, tokens=saved))
     return jobs.chain().attempts[-1]
 
 
@@ -86,7 +94,7 @@ def ended(
     jobs: Jobs, record: JobAttempt, how: str, *, why: str = "", bad: tuple[str, ...] = ()
 ) -> JobAttempt:
     """Record how an attempt ended, where the run is."""
-    event = Ended(
+    event = EndedEvent(
         at=now(),
         job=record.job,
         attempt=record.attempt,

@@ -1,68 +1,28 @@
 """What a job does before its ranks start and after: the chain goes on, or ends by itself."""
 
-import json
 import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cluster.begin import OVER, begin
-from cluster.chain import FATES, Chain, chain_of
-from cluster.chain_events import Began, Ended, Excluded
-from cluster.decisions import avoided_until, why_over
+from cluster.chain import ChainState, chain_of
+from cluster.chain_events import BeganEvent, EndedEvent
+from cluster.decisions import why_over
 from cluster.end import end
 from cluster.pbs import Pbs
-from cluster.records import Jobs, now
+from cluster.records import Jobs
 from cluster.slurm import Slurm
 from cluster.status import status_of
-from components.config.schema.recipe import read_recipe
-from components.run.history import read_lines
+from tests.cluster.chains import NODES, Run, fail, finish, save, task, waiting_chain
 from tests.cluster.jobs import cancelled, submitted
-from tests.cluster.programs import Programs, queued
-
-NODES = tuple(f"jwb{number:04d}" for number in range(1, 129))
-Run = Callable[..., Jobs]
-
-
-def task(number: int, *, restarts: int = 0) -> dict[str, str]:
-    """What Slurm tells a task of the array 77."""
-    return {
-        "SLURM_JOB_ID": str(80 + number),
-        "SLURM_ARRAY_JOB_ID": "77",
-        "SLURM_ARRAY_TASK_ID": str(number),
-        "SLURM_JOB_NODELIST": "jwb[0001-0128]",
-        "SLURM_RESTART_COUNT": str(restarts),
-    }
+from tests.cluster.programs import Programs
 
 
 @pytest.fixture
 def jobs(run_on: Run, programs: Programs) -> Jobs:
     """A chain of four on 128 nodes of JUWELS, whose scheduler answers."""
-    programs.add("scontrol", says="\n".join(NODES))
-    for name in ("scancel", "srun", "sinfo"):
-        programs.add(name)
-    jobs = run_on("juwels")
-    programs.add("squeue", says=queued(jobs.path, "77_4|PENDING|Dependency|"))
-    submitted(jobs, "77", 4)
-    return jobs
-
-
-def save(jobs: Jobs, tokens: int) -> None:
-    folder = jobs.folder.checkpoints / f"tokens-{tokens:015d}"
-    folder.mkdir()
-    (folder / "progress.json").write_text(json.dumps({"tokens": tokens}))
-
-
-def finish(jobs: Jobs, status: str) -> None:
-    jobs.folder.write_json("results.json", {"status": status})
-
-
-def fail(jobs: Jobs, rank: int, message: str) -> None:
-    (jobs.folder.path / "ranks" / f"error-{rank}.json").write_text(
-        json.dumps({"message": message})
-    )
+    return waiting_chain(run_on, programs)
 
 
 def test_a_job_that_begins_is_noted_and_sweeps_away_what_the_one_before_left(
@@ -218,12 +178,12 @@ def test_a_chain_that_is_over_is_over_though_the_scheduler_kept_its_jobs(
 def test_stuck_means_that_the_last_two_began_where_the_run_still_is(
     began_at: list[int], saved: int, over: bool
 ) -> None:
-    chain = Chain()
+    chain = ChainState()
     for number, tokens in enumerate(began_at):
         key = {"at": "", "job": str(number), "attempt": 0}
         chain = chain.after(
-            Began.model_validate({**key, "nodes": (), "tokens": tokens}),
-            Ended.model_validate({**key, "ended": "failed", "tokens": tokens}),
+            BeganEvent.model_validate({**key, "nodes": (), "tokens": tokens}),
+            EndedEvent.model_validate({**key, "ended": "failed", "tokens": tokens}),
         )
     assert bool(why_over(chain, saved=saved, finished=False)) is over
 
@@ -289,170 +249,6 @@ def test_a_failure_without_a_suspect_leaves_chain_and_nodes_alone(
     assert end(jobs.folder.path, 0) == 1  # the ranks left no results: no success
     assert programs.calls() == before
     assert jobs.chain().attempts[0].why == "exit status 0, and no rank said why"
-
-
-def excluded(programs: Programs) -> list[str]:
-    return [call.rpartition("=")[2] for call in programs.calls() if "ExcNodeList" in call]
-
-
-def break_on(jobs: Jobs, number: int, rank: int) -> None:
-    """Let a device of the node that ``rank`` is on break in job ``number``."""
-    save(jobs, number)
-    begin(jobs.folder.path, task(number))
-    fail(jobs, rank, "RuntimeError: CUDA error: uncorrectable ECC error encountered")
-    assert end(jobs.folder.path, 7) == 7
-
-
-def test_a_node_that_took_no_copy_is_avoided(jobs: Jobs) -> None:
-    begin(jobs.folder.path, task(1))
-    (jobs.folder.path / "copies").mkdir()
-    (jobs.folder.path / "copies" / "jwb0002.failed").write_text("no room\n")
-    assert end(jobs.folder.path, 1) == 1
-    (one,) = jobs.chain().attempts
-    assert (one.why, one.bad_nodes) == ("copies: jwb0002: no room", ("jwb0002",))
-
-
-def test_suspected_nodes_accumulate_over_the_jobs_of_a_chain(
-    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for number, rank in enumerate((0, 4, 5), start=1):  # four ranks a node
-        break_on(jobs, number, rank)
-    assert excluded(programs) == ["jwb0001", "jwb0001,jwb0002", "jwb0001,jwb0002"]
-    assert "the next job avoids jwb0001 jwb0002" in capfd.readouterr().err
-
-
-def test_of_a_chain_whose_job_runs_only_those_that_wait_are_kept_off_a_node(
-    jobs: Jobs, programs: Programs
-) -> None:
-    running, *waiting = (
-        *("77_1|RUNNING|None|jwb0001", "77_2|PENDING|JobArrayTaskLimit|"),
-        "77_3|PENDING|JobArrayTaskLimit|",
-    )
-    programs.add("squeue", says=queued(jobs.path, running, *waiting))
-    break_on(jobs, 1, 0)
-    assert programs.calls()[-1] == "scontrol update JobId=77_2,77_3 ExcNodeList=jwb0001"
-
-
-def told(jobs: Jobs) -> list[tuple[str, str, dict[str, Any]]]:
-    events = read_lines(jobs.folder.journal)
-    return [(one["kind"], one["cause"], one["evidence"]) for one in events]
-
-
-def test_the_journal_is_told_how_a_job_ended_and_which_nodes_the_next_avoids(
-    jobs: Jobs, programs: Programs
-) -> None:
-    programs.add("scontrol", says="jwb0001 jwb0002")
-    run, nodes = jobs.folder.path, ["jwb0001", "jwb0002"]
-    recipe = read_recipe(jobs.folder.recipe)
-    save(jobs, 7 * recipe.budget.global_batch_tokens)
-    begin(run, task(1))
-    fail(jobs, 4, "RuntimeError: CUDA error: uncorrectable ECC error encountered")
-    end(run, 1)
-    begin(run, task(2))
-    finish(jobs, "stopped")
-    end(run, 0)
-    why = "rank 4: RuntimeError: CUDA error: uncorrectable ECC error encountered"
-    assert told(jobs) == [
-        ("job_end", f"failed: {why}", {"job": "77_1", "attempt": 0, "nodes": nodes}),
-        ("exclusion", why, {"job": "77_1", "avoided": ["jwb0002"]}),
-        ("job_end", "stopped", {"job": "77_2", "attempt": 0, "nodes": nodes}),
-    ]
-    (*_, last) = read_lines(jobs.folder.journal)
-    assert (last["step"], last["tokens"]) == (7, 7 * recipe.budget.global_batch_tokens)
-
-
-def test_of_a_job_that_ended_without_a_word_the_next_one_tells(
-    jobs: Jobs, programs: Programs
-) -> None:
-    programs.add("scontrol", says="jwb0001")
-    begin(jobs.folder.path, task(1))
-    assert told(jobs) == []
-    begin(jobs.folder.path, task(1, restarts=1))
-    evidence = {"job": "77_1", "attempt": 0, "nodes": ["jwb0001"]}
-    assert told(jobs) == [("job_end", f"lost: {FATES['put back']}", evidence)]
-
-
-def test_beyond_a_quarter_of_the_nodes_it_is_not_the_nodes(
-    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
-    programs.add("scontrol", says="\n".join(NODES[:8]))
-    for number, rank in enumerate((0, 4, 8), start=1):
-        break_on(jobs, number, rank)
-    assert excluded(programs) == ["jwb0001", "jwb0001,jwb0002"]
-    assert "3 nodes are suspected by now, so it may be none of them" in capfd.readouterr().err
-
-
-def test_an_exclusion_ends_by_itself(
-    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
-    at = now()
-    jobs.note(Excluded(at=at, nodes=("jwb0001",), until=at))
-    jobs.note(Excluded(at=at, nodes=("jwb0002",), until=avoided_until(at)))
-    begin(jobs.folder.path, task(1))
-    assert excluded(programs) == ["jwb0002"]
-    assert list(jobs.chain().avoided) == ["jwb0002"]
-    assert "no longer avoided: jwb0001" in capfd.readouterr().err
-
-
-def test_a_chain_does_not_block_itself_with_what_it_avoids(
-    run_on: Run, programs: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
-    jobs = run_on("juwels", "scale=mini", "cluster.nodes=2")
-    for name in ("scancel", "srun"):
-        programs.add(name)
-    known = "*hostnames*) printf 'n1\\nn2';; *) echo Partition=booster;;"
-    programs.script("scontrol", f"case $* in {known} esac")
-    programs.add("squeue", says=queued(jobs.path, "77_4|PENDING|Dependency|"))
-    programs.add("sinfo", says="n1 alloc\nn2 mix\nn3 idle\nn4 drain\nn5 idle*")
-    submitted(jobs, "77")
-    break_on(jobs, 1, 0)
-    assert list(jobs.chain().avoided) == ["n1"]  # n2 and n3 are left
-    programs.add("sinfo", says="n1 alloc\nn2 mix\nn3 drng")
-    break_on(jobs, 2, 0)
-    assert list(jobs.chain().avoided) == []
-    said = "not avoided, without them fewer than the 2 nodes of a job could be had: n1"
-    assert said in capfd.readouterr().err
-    assert excluded(programs) == ["n1", ""]
-
-
-def test_nodes_suspected_before_the_last_submission_are_forgotten(
-    jobs: Jobs, programs: Programs
-) -> None:
-    break_on(jobs, 1, 0)
-    submitted(jobs, "77", 4)
-    break_on(jobs, 2, 4)
-    assert excluded(programs) == ["jwb0001", "jwb0002"]
-
-
-def test_a_scheduler_that_does_not_answer_costs_no_job_its_status(
-    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
-    begin(jobs.folder.path, task(1))
-    error = "slurm_load_jobs error: Unable to contact slurm controller"
-    programs.add("squeue", error=error, status=1)
-    programs.add("scancel", error=error, status=1)
-    fail(jobs, 0, "RuntimeError: hardware error")
-    assert end(jobs.folder.path, 9) == 9
-    said = capfd.readouterr().err
-    assert f"squeue: {error}" in said
-    assert "tell the site of jwb0001" in said
-    assert "cannot avoid nodes" not in said  # nobody has asked it yet
-    finish(jobs, "finished")
-    assert end(jobs.folder.path, 0) == 0
-    assert f"squeue: {error}" in capfd.readouterr().err
-
-
-def test_neither_end_nor_suspicion_touches_a_job_of_somebody_else(
-    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
-) -> None:
-    line = "77_4|PENDING|Dependency|"
-    programs.add("squeue", says=queued(jobs.path, line, user="walnut"))
-    break_on(jobs, 1, 0)
-    finish(jobs, "finished")
-    assert end(jobs.folder.path, 0) == 0
-    assert {call.split()[0] for call in programs.calls()} == {"scontrol", "squeue"}
-    assert excluded(programs) == []
-    assert capfd.readouterr().err.count("job 77_4 is of user walnut and writes into") == 2
 
 
 @pytest.fixture

@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster.chain import Chain, Fate, JobAttempt
-from cluster.chain_events import Cancelled, Ended, Lost, Over, Queued, Submit, Submitted
+from cluster.chain import ChainState, Fate, JobAttempt
+from cluster.chain_events import (
+    CancelledEvent,
+    EndedEvent,
+    LostEvent,
+    OverEvent,
+    QueuedEvent,
+    SubmitEvent,
+    SubmittedEvent,
+)
 from cluster.decisions import MOST_FAILED, MOST_LOST, open_job, queues_next
 from cluster.scheduler import JobPlace
 from cluster.status import without_jobs
@@ -25,7 +33,7 @@ BUDGET = 2  # checkpoints, of which the last ends the run
 class World:
     """The scheduler's side and the run's folder; ``chain`` is what the record says."""
 
-    chain: Chain
+    chain: ChainState
     waiting: tuple[str, ...]
     running: str | None = None
     saved: int = 0
@@ -49,7 +57,9 @@ class World:
 
 def start(arrays: bool) -> World:
     waiting = tuple(f"7_{number}" for number in range(1, JOBS + 1)) if arrays else ("1",)
-    chain = Chain().after(Submit(at="", jobs=JOBS), Submitted(at="", chain=waiting[0]))
+    chain = ChainState().after(
+        SubmitEvent(at="", jobs=JOBS), SubmittedEvent(at="", chain=waiting[0])
+    )
     return World(chain, waiting)
 
 
@@ -77,7 +87,7 @@ def begin(world: World, job: str, *, arrays: bool, queues: bool = True) -> World
     if not arrays and queues_next(chain):
         following = str(int(job) + 1) if queues else None
         why = "" if queues else "qsub is not found"
-        chain = chain.after(Queued(at="", job=job, successor=following, why=why))
+        chain = chain.after(QueuedEvent(at="", job=job, successor=following, why=why))
         waiting += () if following is None else (following,)
     return replace(world, chain=chain, waiting=waiting, running=job)
 
@@ -85,8 +95,8 @@ def begin(world: World, job: str, *, arrays: bool, queues: bool = True) -> World
 def end(world: World, how: str, *, over: str = "") -> World:
     """Do what `cluster.end` does when the ranks have ended."""
     one = world.chain.current[-1]
-    told = Ended(at="", job=one.job, attempt=one.attempt, tokens=world.saved, ended=how)
-    chain = world.chain.after(told, *([Over(at="", why=over)] if over else []))
+    told = EndedEvent(at="", job=one.job, attempt=one.attempt, tokens=world.saved, ended=how)
+    chain = world.chain.after(told, *([OverEvent(at="", why=over)] if over else []))
     waiting = () if over or how == "finished" else world.waiting
     finished = how == "finished"
     return replace(world, chain=chain, waiting=waiting, running=None, finished=finished)
@@ -117,7 +127,7 @@ def following(world: World, *, arrays: bool) -> Iterator[tuple[str, World]]:
         yield "a node is lost", gone(world, "node", again=arrays)
         yield "requeue", gone(world, "put back", again=arrays)
     if not world.chain.cancelled and not world.finished:
-        taken = replace(world, waiting=(), chain=world.chain.after(Cancelled(at="")))
+        taken = replace(world, waiting=(), chain=world.chain.after(CancelledEvent(at="")))
         yield "cancel", taken
 
 
@@ -130,12 +140,14 @@ def check_way_on(world: World) -> None:
         assert "again=true" in then
 
 
-def closed(world: World) -> Chain:
+def closed(world: World) -> ChainState:
     """Ask the scheduler what became of a job, as `status` does."""
     one = world.chain.open
     if one is None:
         return world.chain
-    return world.chain.after(Lost(at="", job=one.job, attempt=one.attempt, fate=world.fate))
+    return world.chain.after(
+        LostEvent(at="", job=one.job, attempt=one.attempt, fate=world.fate)
+    )
 
 
 @pytest.mark.parametrize("arrays", [True, False], ids=["slurm", "pbs"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.chain_events import Queued
+from cluster.chain_events import QueuedEvent
 from cluster.pbs import Pbs
 from cluster.records import Jobs, now
 from cluster.scheduler import NotOwnError, SchedulerError, user_name
@@ -172,7 +172,7 @@ def test_without_history_a_chain_between_two_jobs_is_found_by_the_one_queued_beh
     second = put(str(run), after=first)
     submitted(jobs, first)
     one = began(jobs, first)
-    jobs.note(Queued(at=now(), job=first, successor=second))
+    jobs.note(QueuedEvent(at=now(), job=first, successor=second))
     ended(jobs, one, "stopped")
     openpbs.change(first, job_state="F")
     found = status_of(run, Pbs())

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
 from cluster.begin import begin
-from cluster.chain_events import Excluded
+from cluster.chain_events import ExcludedEvent
 from cluster.decisions import avoided_until
 from cluster.end import end
 from cluster.preflight import look_at_allocation, look_at_nodes
@@ -189,7 +189,7 @@ def test_under_pbs_a_node_that_is_avoided_is_left_out_though_it_is_good(
 ) -> None:
     jobs = Jobs(RunFolder(tmp_path / "run"))
     jobs.note(
-        Excluded(at=now(), nodes=(f"{NODES[0]}.hsn.example",), until=avoided_until(now()))
+        ExcludedEvent(at=now(), nodes=(f"{NODES[0]}.hsn.example",), until=avoided_until(now()))
     )
     assert look(tmp_path / "run", [report(name) for name in NODES], pbs) == 0
     chosen = (tmp_path / "run" / "preflight" / "nodes").read_text().split()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.chain_events import Queued, Refused, Submit
+from cluster.chain_events import QueuedEvent, RefusedEvent, SubmitEvent
 from cluster.records import Jobs, now, saved_tokens
 from components.errors import RecipeError
 from components.run.folder import RunFolder
@@ -104,7 +104,7 @@ def test_only_the_jobs_of_the_last_hand_over_count(jobs: Jobs) -> None:
 
 
 def test_a_job_that_begins_before_its_id_is_known_belongs_to_its_hand_over(jobs: Jobs) -> None:
-    jobs.note(Submit(at=now(), jobs=2))
+    jobs.note(SubmitEvent(at=now(), jobs=2))
     began(jobs, "7_1")
     assert jobs.chain().ids == ["7"]
     assert jobs.chain().jobs_left == 1
@@ -114,7 +114,7 @@ def test_a_hand_over_that_is_refused_changes_nothing(jobs: Jobs) -> None:
     submitted(jobs, "1")
     ended(jobs, began(jobs, "1_1"), "stopped")
     before = jobs.chain()
-    jobs.note(Submit(at=now(), jobs=9), Refused(at=now(), why="no such account"))
+    jobs.note(SubmitEvent(at=now(), jobs=9), RefusedEvent(at=now(), why="no such account"))
     after = jobs.chain()
     assert (after.submissions, after.current) == (before.submissions, before.current)
     assert after.last is not None
@@ -134,7 +134,7 @@ def test_a_chain_is_asked_for_by_its_newest_job_and_the_one_queued_behind_it(
     assert jobs.chain().ids == ["1.pbs-0001"]
     began(jobs, "5.pbs-0001")
     assert jobs.chain().ids == ["5.pbs-0001"]  # the first may be forgotten by now
-    jobs.note(Queued(at=now(), job="5.pbs-0001", successor="6.pbs-0001"))
+    jobs.note(QueuedEvent(at=now(), job="5.pbs-0001", successor="6.pbs-0001"))
     assert jobs.chain().ids == ["5.pbs-0001", "6.pbs-0001"]
     began(jobs, "6.pbs-0001")
     assert jobs.chain().ids == ["6.pbs-0001"]

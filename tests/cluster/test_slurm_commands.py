@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.chain_events import Excluded
+from cluster.chain_events import ExcludedEvent
 from cluster.decisions import avoided_until
 from cluster.records import Jobs, now
 from cluster.slurm import Slurm
@@ -287,7 +287,7 @@ def excludes_and_readmits(slurm: LocalSlurm, run: Path) -> None:
     assert Slurm().able(chain) == frozenset(slurm.nodes)
     assert Slurm().fate(f"{chain}_2") == "put back"  # it waits
     assert Slurm().exclude(chain, jobs.path, [avoided], needed=2)
-    jobs.note(Excluded(at=now(), nodes=(avoided,), until=avoided_until(now())))
+    jobs.note(ExcludedEvent(at=now(), nodes=(avoided,), until=avoided_until(now())))
     assert f"ExcNodeList={avoided} " in slurm.call(*said)
     slurm.call("scontrol", "update", f"NodeName={drained}", "State=DRAIN", "Reason=test")
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.chain_events import Excluded
+from cluster.chain_events import ExcludedEvent
 from cluster.decisions import avoided_until
 from cluster.records import Jobs, now
 from cluster.slurm import Slurm
@@ -225,7 +225,7 @@ def test_a_run_cancelled_before_any_job_began_is_cancelled(jobs: Jobs) -> None:
 def avoiding(jobs: Jobs, programs: Programs, *lines: str) -> RunStatus:
     """Let 77_2 of three nodes wait without n1, while nodes are in these states."""
     end(jobs, "77_1", how="failed", why="rank 3: device lost")
-    jobs.note(Excluded(at=now(), nodes=("n1",), until=avoided_until(now())))
+    jobs.note(ExcludedEvent(at=now(), nodes=("n1",), until=avoided_until(now())))
     programs.add("squeue", says=queued(jobs.path, "77_2|PENDING|ReqNodeNotAvail|"))
     programs.add("scontrol", says="JobId=77 JobState=PENDING Partition=booster")
     programs.add("sinfo", says="\n".join(lines))
