@@ -94,7 +94,7 @@ def _swapped(fields: Mapping[str, str], actions: Mapping[str, Any]) -> Iterator[
         action = list(actions)[place % len(actions)]
         name = Path(file).name
         case = Case(
-            name=f"swap-{name}-{key}-{action}",
+            name=f"swap-{name}-{key.replace('/', '.')}-{action}",
             kind=Path(file).parts[0],
             words=[
                 word.replace("run=run", f"run={Path(file).parts[0]}")
