@@ -55,8 +55,8 @@ def test_a_step_beyond_the_bound_of_experts_is_taken_with_exact_sizes(
     told = entries(runs[1], "expert_bound")
     assert [one["step"] for one in told] == [1, 2, 3, 4]  # no router is that even
     assert told[0]["evidence"]["pairs"] > 0
-    for words in ("parallelism.expert_bound=1: ", "set a larger bound, or null"):
-        assert words in told[0]["cause"]
+    for said in ("parallelism.expert_bound=1: ", "set a larger bound, or null"):
+        assert said in told[0]["cause"]
     assert entries(runs[0], "expert_bound") == []
 
 
