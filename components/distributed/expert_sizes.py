@@ -20,7 +20,7 @@ from components.model.expert_products import Order, dealt
 from components.model.kept import kept
 
 
-class Sizes(NamedTuple):
+class ExchangePlan(NamedTuple):
     """For each part of the tokens: how rows leave and arrive, and the experts of those here."""
 
     orders: Sequence[Order]
@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
     beyond: Int[Tensor, ""] | None  # pairs without room; None where there is room for all
 
 
-def read_sizes(orders: Sequence[Order], group: dist.ProcessGroup) -> Sizes:
+def read_sizes(orders: Sequence[Order], group: dist.ProcessGroup) -> ExchangePlan:
     """Exchange counts, at once for all parts, and read on the host what they add up to."""
     ranks = dist.get_world_size(group)
     counts = torch.stack([order.counts for order in orders])
@@ -42,10 +42,14 @@ def read_sizes(orders: Sequence[Order], group: dist.ProcessGroup) -> Sizes:
     sent, received = lengths[: len(orders)], lengths[len(orders) :]
     exchanges = [exchanging(*both, group) for both in zip(sent, received, strict=True)]
     totals = zip(arriving, map(sum, received), strict=True)
-    return Sizes(orders, exchanges, [_experts_of(part, total) for part, total in totals], None)
+    return ExchangePlan(
+        orders, exchanges, [_experts_of(part, total) for part, total in totals], None
+    )
 
 
-def bounded_sizes(orders: Sequence[Order], group: dist.ProcessGroup, bound: float) -> Sizes:
+def bounded_sizes(
+    orders: Sequence[Order], group: dist.ProcessGroup, bound: float
+) -> ExchangePlan:
     """Pad every message to `bounded_rows`; its first pairs go, by their experts' numbers."""
     ranks = dist.get_world_size(group)
     rows = [bounded_rows(len(order.pairs), ranks, bound) for order in orders]
@@ -53,7 +57,7 @@ def bounded_sizes(orders: Sequence[Order], group: dist.ProcessGroup, bound: floa
     parts = list(zip(wanted, rows, strict=True))
     ends = torch.stack([counts.cumsum(1).clamp(max=most) for counts, most in parts], 1)
     arriving = _exchanged(ends, group).unbind(1)
-    return Sizes(
+    return ExchangePlan(
         [_padded(order, *part) for order, part in zip(orders, parts, strict=True)],
         [exchanging([most] * ranks, [most] * ranks, group) for most in rows],
         [_padded_experts(*both) for both in zip(arriving, rows, strict=True)],

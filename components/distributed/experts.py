@@ -157,10 +157,10 @@ class ExchangedMixture(SplitMixture):
             for ids in self._split(experts)
         ]
         if self.bound is None or not self.training:  # nobody would repeat an evaluation
-            sizes = read_sizes(orders, self._group)
+            plan = read_sizes(orders, self._group)
         else:
-            sizes = bounded_sizes(orders, self._group, self.bound)
-        sent, exchanges, arriving, self.beyond = sizes
+            plan = bounded_sizes(orders, self._group, self.bound)
+        sent, exchanges, arriving, self.beyond = plan
         lengths = [len(part) for part in self._split(tokens)]
         parts = zip(self._split(tokens), self._split(weights), sent, exchanges, strict=True)
         departed = []
