@@ -153,6 +153,7 @@ def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ra
                 mesh.axis("expert"),
                 dispatch=degrees.expert_dispatch,
                 overlap=degrees.expert_overlap,
+                bound=degrees.expert_bound,
             )
         if degrees.tensor > 1:
             split_tensors(

@@ -49,8 +49,15 @@ def most(found: StepRehearsal) -> dict[Any, int]:
             ),
             0.05,
         ),
+        (
+            (
+                *("recipe=mula7b_a1b", "parallelism.expert=2"),
+                *("parallelism.expert_dispatch=all_to_all", "parallelism.expert_bound=1.5"),
+            ),
+            0.05,
+        ),
     ],
-    ids=["dense", "tensor", "context", "experts", "gathered", "exchanged"],
+    ids=["dense", "tensor", "context", "experts", "gathered", "exchanged", "bounded"],
 )
 def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(
     words: tuple[str, ...], tolerance: float
