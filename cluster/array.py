@@ -11,7 +11,6 @@ from cluster.scheduler import SchedulerError, check_id, check_present
 from cluster.user import User
 from components.config.schema.data import Preparation
 from components.config.schema.recipe import Recipe
-from components.config.schema.sections import Cluster
 from components.errors import RecipeError
 from data_prep.stages.folder import Say
 from data_prep.stages.plan import read_plan
@@ -31,14 +30,8 @@ def array_settings(
         RecipeError: the cluster has no SLURM or its profile no site, the user has not said
             what it asks for, or a path cannot stand in a script.
     """
+    slot = queue_of(recipe, user)
     site, cluster = script.site_of(recipe), recipe.cluster
-    if cluster.scheduler != "slurm":
-        raise RecipeError(
-            "data.preparation.executor",
-            f"slurm, but {cluster.name} has {cluster.scheduler}",
-            "prepare with data.preparation.executor=local inside a job, or on another cluster",
-        )
-    slot = queue_of(cluster, user)
     for error in script.missing_of(recipe, user, slot.name):
         raise error
     cores = site.binding.cores_per_rank
@@ -63,12 +56,20 @@ def array_settings(
     }
 
 
-def queue_of(cluster: Cluster, user: User) -> script.Slot:
+def queue_of(recipe: Recipe, user: User) -> script.Slot:
     """Choose the queue of an array's elements, each of which has one node.
 
     Raises:
-        RecipeError: none takes one node, or for so long.
+        RecipeError: the cluster has no SLURM or its profile no site, or no queue takes them.
     """
+    script.site_of(recipe)
+    cluster = recipe.cluster
+    if cluster.scheduler != "slurm":
+        raise RecipeError(
+            "data.preparation.executor",
+            f"slurm, but {cluster.name} has {cluster.scheduler}",
+            "prepare with data.preparation.executor=local inside a job, or on another cluster",
+        )
     one_node = cluster.model_copy(update={"nodes": 1, "smoke": False})
     return script.choose_queue(one_node, wanted=user.queue, needed_hours=None)
 
@@ -105,7 +106,7 @@ class OnSlurm:
         _wait(job, folder, tasks, say)
 
     def _submit(self, folder: Path, tasks: Sequence[int]) -> str:
-        queue = queue_of(self.recipe.cluster, self.user).queue
+        queue = queue_of(self.recipe, self.user).queue
         admitted = queue.submitted if queue else None  # an array's elements count one by one
         most = self.preparation.most_jobs
         groups = deal_tasks(tasks, most if admitted is None else min(most, admitted))

@@ -37,7 +37,8 @@ class JobSettings:
     account: str | None
     walltime_seconds: int
     lead_seconds: int  # before the wall the run is told to stop: a step and a checkpoint fit in
-    jobs: int  # how many such jobs the run needs at most, by the plan
+    jobs: int  # of its chain, 1 where the queue takes none
+    needed_jobs: int | None  # how many such jobs the run needs at most, by the plan or the user
     venv: str | None
     python: str
     node_folder: str  # below it is what a job keeps on its nodes
@@ -145,7 +146,7 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
     slot = script.choose_queue(asked, wanted=user.queue, needed_hours=needed_hours)
     walltime = round(slot.hours * script.HOUR)
     lead = _lead_seconds(cluster, site, plan, walltime)
-    jobs, notes = _chain(asked, slot.queue, needed_hours, walltime - lead)
+    jobs, needed, notes = _chain(asked, slot.queue, needed_hours, walltime - lead)
     account = f"{user.account or '<account>'}{site.account_suffix}"
     venv, python = script.python_of(site, user, repository)
     # Who gathers is ready before the launcher is ended, if a node hangs.
@@ -165,6 +166,7 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         walltime_seconds=walltime,
         lead_seconds=lead,
         jobs=jobs,
+        needed_jobs=needed,
         venv=venv,
         python=python,
         node_folder=script.plain(site.node_folder, "cluster.site.node_folder"),
@@ -207,14 +209,16 @@ def _lead_seconds(cluster: Cluster, site: Site, plan: Plan | None, walltime: int
 
 def _chain(
     cluster: Cluster, queue: QueueSection | None, needed_hours: float | None, job_seconds: int
-) -> tuple[int, tuple[str, ...]]:
-    """Count the jobs of the whole run, with notes; what is left of a chain ends at once.
+) -> tuple[int, int | None, tuple[str, ...]]:
+    """Count the jobs of the chain and those of the whole run, with notes.
+
+    What is left of a chain when the run has finished ends at once.
 
     Raises:
         RecipeError: the user wants more jobs than the queue takes.
     """
     if cluster.smoke:
-        return 1, ()
+        return 1, 1, ()
     most, named, needed = most_chained(cluster, queue), cluster.jobs, None
     if not isinstance(named, str):
         needed = named
@@ -226,12 +230,12 @@ def _chain(
         raise RecipeError("cluster.jobs", f"{named:,}, but {remark.problem}", ways)
     notes = () if remark is None else (f"{remark.path}: {remark.problem}; {remark.remedy}",)
     if needed is None:
-        return 1, (*notes, _UNPLANNED)
+        return 1, None, (*notes, _UNPLANNED)
     if most is not None and needed > most:
-        return most, notes
+        return most, needed, notes
     if needed > MOST_JOBS and isinstance(named, str):
-        return MOST_JOBS, (*notes, _LONG.format(needed=needed, most=MOST_JOBS))
-    return needed, notes
+        return MOST_JOBS, needed, (*notes, _LONG.format(needed=needed, most=MOST_JOBS))
+    return needed, needed, notes
 
 
 _UNPLANNED = (
