@@ -1,13 +1,15 @@
 """How many of a study's runs are under way: as many as it wants and its queue takes."""
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from command.study.request import StudyRequest
 from command.study.runs import Look, PointEnding, SubmittedRun, run_all
 from command.study.schema import Point, QueueLimits
+
+if TYPE_CHECKING:
+    from command.study.request import StudyRequest
 
 
 @dataclass(frozen=True)
