@@ -134,8 +134,12 @@ class GradBucket:
     @torch.no_grad()
     def depart(self) -> None:
         """Begin to add up over ranks, in the dtype of the reduction."""
-        groups = self.layout.param_mesh
-        self._sent = self._made_sums().to(self._dtypes.reduce)
+        groups, sums = self.layout.param_mesh, self._made_sums()
+        for place, arrived in enumerate(self._arrived):
+            if not arrived:  # nobody used it
+                for part in self.layout.parts(sums, place):
+                    part.zero_()
+        self._sent = sums.to(self._dtypes.reduce)
         self.sums = None
         self._arrived = [0] * len(self._arrived)
         if self.layout.ranks > 1:
@@ -170,8 +174,8 @@ class GradBucket:
         if self.sums is None:
             size = self.layout.ranks, self.layout.columns
             device = local(self.layout.shards[0].weight).device
-            # Rows that the last ranks lack stay 0, and so does what nobody used.
-            self.sums = torch.zeros(size, dtype=self._dtypes.accumulate, device=device)
+            # What arrives first is written over it; rows that the last ranks lack nobody reads.
+            self.sums = torch.empty(size, dtype=self._dtypes.accumulate, device=device)
         return self.sums
 
     def _begin(
