@@ -124,7 +124,6 @@ class GradBucket:
     @torch.no_grad()
     def add(self, place: int, rows: Tensor) -> None:
         """Add the gradient of a microbatch, as rows of the whole weight."""
-        assert self._sent is None, "a gradient came after its bucket had left"
         self.layout.add(self._made_sums(), place, rows, fresh=self._arrived[place] == 0)
         self._arrived[place] += 1
 
@@ -194,7 +193,8 @@ class BucketQueue:
     They leave in this order on every rank, whatever comes first: ranks that sent other buckets
     at the same time would add up what does not belong together. At most ``ahead`` are under
     way. ``give`` gets each shard's mean. ``uses`` counts the gradients of a weight in a pass of
-    all stages of this rank: one, or as many as hold it.
+    all stages of this rank: one, or as many as hold it. Where a bucket ``recurs`` it leaves after
+    every pass; else what comes after it has left is refused, as ranks might not agree on it.
     """
 
     def __init__(
@@ -203,9 +203,11 @@ class BucketQueue:
         *,
         uses: Callable[[WeightShard], int],
         ahead: int,
+        recurs: bool,
         give: Callable[[WeightShard, Tensor], None],
     ) -> None:
         self._buckets = buckets
+        self._recurs = recurs
         self._uses = [[uses(shard) for shard in bucket.layout.shards] for bucket in buckets]
         self._ahead = ahead
         self._give = give
@@ -222,7 +224,9 @@ class BucketQueue:
 
     def add(self, bucket: GradBucket, place: int, rows: Tensor) -> None:
         """Take one pass's gradient of a weight, as rows, and send off what is full."""
-        while self._times == 1 and bucket in self._under_way:  # with the microbatch before
+        late = bucket in self._departed and not self._recurs
+        assert not late, "a gradient came after its bucket had left"
+        while bucket in self._under_way:  # with the microbatch before
             self._arrive()
         bucket.add(place, rows)
         while self._times and self._is_full(self._next):
