@@ -95,7 +95,7 @@ def run_programs(programs: list[list[str]]) -> None:
         )
         for program, *words in programs
     ]
-    said = [process.communicate(timeout=200)[1] for process in running]
+    said = [process.communicate(timeout=400)[1] for process in running]
     assert not any(process.returncode for process in running), "\n".join(said)
 
 
