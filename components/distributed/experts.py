@@ -24,7 +24,8 @@ from torch.distributed.tensor import Shard
 from typing_extensions import override
 
 from components.distributed.collectives import Collective, exchanging, gather_rows, gathering
-from components.distributed.tensor_styles import lend, place_parameters, sum_over
+from components.distributed.tensor_lending import lend, part_of, place_parameters
+from components.distributed.tensor_styles import sum_over
 from components.model import expert_products
 from components.model.decoder import Decoder
 from components.model.expert_products import Matrices, Order, dealt, spread, summed
@@ -75,7 +76,7 @@ def split_experts(
         assert len(stacks[0].weight) % mesh.size() == 0, "the recipe's rules see to it"
         for stack in stacks:
             place_parameters(stack, mesh, Shard(0))
-        lend(layer, lambda name, stack: stack.to_local(), owners=stacks)
+        lend(layer, lambda name, stack: part_of(stack), owners=stacks)
         kind = GatheredMixture if dispatch == "all_gather" else ExchangedMixture
         layer.mixture = kind(layer.mixture, mesh, overlap=overlap)
 

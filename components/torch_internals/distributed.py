@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import _C, Tensor
-from torch.distributed import distributed_c10d
+from torch.distributed import _functional_collectives, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
@@ -23,6 +23,12 @@ StridedShard = _StridedShard
 """A shard of what another axis of the mesh has split before, in rows with strides.
 
 FSDP over tensor ranks splits from right to left over the axes of a mesh.
+"""
+
+functional: Any = _functional_collectives
+"""Collectives that return new tensors: what torch's compiler knows, and hides behind products.
+
+In public those of `torch.distributed` become these in a graph, with copies for their writing.
 """
 
 
@@ -62,6 +68,17 @@ def group_of_members(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGr
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return the part on this rank; `DTensor.to_local` is an operator that modes would see."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def placement_of(parameter: DTensor) -> Any:
+    """Return what is known of a DTensor beside its numbers, for `placed`."""
+    return parameter._spec
+
+
+def placed(part: Tensor, placement: Any) -> DTensor:
+    """Make a DTensor of this rank's part; `DTensor.from_local` asks again what is known."""
+    made: Any = DTensor  # its own constructor has no types
+    return cast("DTensor", made(part, placement, requires_grad=False))
 
 
 def flight_record(*, of_nccl: bool) -> bytes:
