@@ -18,7 +18,7 @@ from torch import Tensor
 from components.distributed.node_tree import NodeTree
 from components.errors import RecipeError
 from components.model.kept import is_given_back, kept
-from components.torch_internals.distributed import functional
+from components.torch_internals.distributed import all_reduced, gathered, scattered
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def gather_rows(rows: Float[Tensor, "rows *rest"], group: dist.ProcessGroup) -> 
 def start_gather(rows: Tensor, *, group: dist.ProcessGroup, at_once: bool = False) -> Started:
     """Begin to collect all ranks' rows; ``at_once`` ends it too, as graphs want it."""
     if torch.compiler.is_compiling():
-        return functional.all_gather_tensor(rows.contiguous(), 0, group), None
+        return gathered(rows.contiguous(), 0, group), None
     everyones = rows.new_empty(dist.get_world_size(group) * len(rows), *rows.shape[1:])
     work = all_gather(everyones, rows.contiguous(), group=group, async_op=not at_once)
     return everyones, work
@@ -95,7 +95,7 @@ def start_gather(rows: Tensor, *, group: dist.ProcessGroup, at_once: bool = Fals
 def start_sum(rows: Tensor, *, group: dist.ProcessGroup, at_once: bool = False) -> Started:
     """Begin to add up what all ranks have of each one's rows; ``at_once`` ends it too."""
     if torch.compiler.is_compiling():
-        return functional.reduce_scatter_tensor(rows.contiguous(), "sum", 0, group), None
+        return scattered(rows.contiguous(), "sum", 0, group), None
     mine = rows.new_empty(len(rows) // dist.get_world_size(group), *rows.shape[1:])
     work = reduce_scatter(mine, rows.contiguous(), group=group, async_op=not at_once)
     return mine, work
@@ -106,7 +106,7 @@ def start_all_reduce(
 ) -> Started:
     """Begin to add up what all ranks have, in new memory; ``at_once`` ends it too."""
     if torch.compiler.is_compiling():
-        return functional.all_reduce(share, "sum", group), None
+        return all_reduced(share, "sum", group), None
     total = share.clone(memory_format=torch.contiguous_format)
     return total, dist.all_reduce(total, group=group, async_op=not at_once)
 

@@ -25,11 +25,15 @@ StridedShard = _StridedShard
 FSDP over tensor ranks splits from right to left over the axes of a mesh.
 """
 
-functional: Any = _functional_collectives
+_new: Any = _functional_collectives
+# Torch 2.13 gave two of them another name and warns of the old one, all that older ones have.
+gathered = getattr(_new, "all_gather_single", None) or _new.all_gather_tensor
 """Collectives that return new tensors: what torch's compiler knows, and hides behind products.
 
 In public those of `torch.distributed` become these in a graph, with copies for their writing.
 """
+scattered = getattr(_new, "reduce_scatter_single", None) or _new.reduce_scatter_tensor
+all_reduced = _new.all_reduce
 
 
 def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:

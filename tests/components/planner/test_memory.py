@@ -268,6 +268,8 @@ def test_inputs_stay_as_gathered_but_where_they_are_gathered_again() -> None:
     )
     inputs = 2 * MIDDLE.num_layers * 2 * MIDDLE.dim * sliced.microbatch_tokens
     assert more - less == pytest.approx(inputs * 3 / 4 * ours().memory.fragmentation)
+    compiled = plan_memory(replace(sliced, compiled=True), hopper(), ours().memory)
+    assert compiled.ranks[0].activations == more  # a graph keeps what its collectives gave
 
 
 def test_all_stages_but_the_last_keep_what_they_sent() -> None:
