@@ -82,8 +82,8 @@ def test_a_part_is_placed_as_another_was_without_an_operator(root: DeviceMesh) -
 
 def test_functional_collectives_give_new_tensors(root: DeviceMesh) -> None:
     group, rows = root["first"].get_group(), torch.ones(4, 3)
-    found = gathered(rows, 0, group), scattered(rows, "sum", 0, group)
-    found = (*found, all_reduced(rows, "sum", group))
+    parts = gathered(rows, 0, group), scattered(rows, "sum", 0, group)
+    found = *parts, all_reduced(rows, "sum", group)
     assert [len(one + 0) for one in found] == [8, 2, 4]  # which waits for each
 
 
