@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from typing_extensions import override
 
 from components.distributed.collectives import start_gather
-from components.distributed.tensor_blocks import Between, split_block, split_columns
+from components.distributed.tensor_blocks import HiddenLayout, split_block, split_columns
 from components.distributed.tensor_lending import (
     GradientSum,
     part_of,
@@ -68,7 +68,7 @@ def split_tensors(
     if mesh.size() == 1:
         return
     _check(decoder, mesh.size())
-    split = _Split(mesh, Between(mesh.get_group(), sequence_parallel), reduce)
+    split = _Split(mesh, HiddenLayout(mesh.get_group(), sequence_parallel), reduce)
     _split_ends(decoder, split)
     for index, layer in decoder.layers.items():
         _split_layer(cast("Layer", layer), split, index=int(index))
@@ -78,7 +78,7 @@ class _Split(NamedTuple):
     """The ranks, how hidden states travel between them, and in what gradients are summed."""
 
     mesh: DeviceMesh
-    between: Between
+    between: HiddenLayout
     reduce: torch.dtype
 
     @property
@@ -196,7 +196,9 @@ class SplitEmbedding(nn.Embedding):
         RecipeError: when called, the sequence cannot be sliced.
     """
 
-    def __init__(self, embedding: nn.Embedding, mesh: DeviceMesh, *, between: Between) -> None:
+    def __init__(
+        self, embedding: nn.Embedding, mesh: DeviceMesh, *, between: HiddenLayout
+    ) -> None:
         rows, dim = embedding.weight.shape
         super().__init__(rows, dim, device="meta")
         self.weight = embedding.weight
@@ -226,7 +228,7 @@ class SplitReadout(Readout):
     Logits are gathered whole, for evaluation; the loss is the same on all ranks.
     """
 
-    def __init__(self, mesh: DeviceMesh, *, between: Between) -> None:
+    def __init__(self, mesh: DeviceMesh, *, between: HiddenLayout) -> None:
         super().__init__()
         self.between = between
         self.softmax = SplitSoftmax(mesh)

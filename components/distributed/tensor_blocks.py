@@ -1,6 +1,6 @@
 """What a block reads and what it adds: hidden states between tensor ranks.
 
-Between blocks they travel in slices of the sequence (https://arxiv.org/abs/2205.05198, section
+HiddenLayout blocks they travel in slices of the sequence (https://arxiv.org/abs/2205.05198, section
 4.2.2) or whole. As there, of a block's gathered input a rank keeps its slice: the backward pass
 gathers again, from when the gradient of the block's output arrives, beside the products that
 come first. The input's gradient leaves once its last product is done, beside that of a weight.
@@ -31,7 +31,7 @@ from components.model.products import (
 from components.torch_internals.operators import saves_through_hooks, will_run
 
 
-class Moving(NamedTuple):
+class HiddenTransfer(NamedTuple):
     """Hidden states under way; ``gathered`` ones come rank by rank."""
 
     states: Tensor
@@ -48,34 +48,36 @@ class Moving(NamedTuple):
         return by_rank.movedim(0, 1).flatten(1, 2)  # of one sequence: without a copy
 
 
-class Between(NamedTuple):
+class HiddenLayout(NamedTuple):
     """How hidden states travel between blocks: ``sliced``, or whole on each rank of a group."""
 
     group: dist.ProcessGroup
     sliced: bool
 
-    def start_gather(self, hidden: Tensor, *, at_once: bool = False) -> Moving:
+    def start_gather(self, hidden: Tensor, *, at_once: bool = False) -> HiddenTransfer:
         """Begin to make hidden states whole."""
         if not self.sliced:
-            return Moving(hidden)
+            return HiddenTransfer(hidden)
         started = collectives.start_gather(hidden, group=self.group, at_once=at_once)
-        return Moving(*started, dist.get_world_size(self.group))
+        return HiddenTransfer(*started, dist.get_world_size(self.group))
 
-    def start_add(self, share: Tensor, *, at_once: bool = False) -> Moving:
+    def start_add(self, share: Tensor, *, at_once: bool = False) -> HiddenTransfer:
         """Begin to add up what all ranks have of whole hidden states."""
         if not self.sliced:
             started = collectives.start_all_reduce(share, group=self.group, at_once=at_once)
-            return Moving(*started)
+            return HiddenTransfer(*started)
         ranks = dist.get_world_size(self.group)
         by_rank = share.view(len(share), ranks, -1, share.shape[-1]).movedim(1, 0).flatten(0, 1)
-        return Moving(*collectives.start_sum(by_rank, group=self.group, at_once=at_once))
+        return HiddenTransfer(
+            *collectives.start_sum(by_rank, group=self.group, at_once=at_once)
+        )
 
     def gather(self, hidden: Tensor) -> Float[Tensor, "batch seq dim"]:
         """Make hidden states whole; gradients of them are each rank's share."""
         apply: Callable[..., Tensor] = _Gather.apply
         return apply(hidden, self)
 
-    def add(self, share: Tensor, reading: "Reading | None" = None) -> Tensor:
+    def add(self, share: Tensor, reading: "BlockCall | None" = None) -> Tensor:
         """Add up what all ranks have; the block that is ``reading`` hears of the gradient."""
         apply: Callable[..., Tensor] = _Add.apply
         if reading is None or reading.block.keeps_whole:
@@ -85,7 +87,7 @@ class Between(NamedTuple):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, between: Between) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, between: HiddenLayout) -> Tensor:
         ctx.between = between
         whole = between.start_gather(hidden, at_once=True).wait()
         return whole if between.sliced else whole.view_as(whole)
@@ -101,7 +103,7 @@ class _Add(torch.autograd.Function):
         ctx: Any,
         share: Tensor,
         hidden: Tensor | None,
-        between: Between,
+        between: HiddenLayout,
         block: "BlockInput | None",
     ) -> Tensor:
         ctx.between, ctx.block = between, block
@@ -124,13 +126,13 @@ class BlockInput:
     What is gathered lives from the first map that reads it to the last, forward and backward.
     """
 
-    def __init__(self, between: Between, *, maps: int) -> None:
+    def __init__(self, between: HiddenLayout, *, maps: int) -> None:
         # Where hooks take what is saved, the block is computed again, and gathers with it.
         self.keeps_whole = not between.sliced or saves_through_hooks()
         self._between = between
         self._maps = maps
         self._trained: list[Any] = []  # where the gradients of the maps' weights go
-        self._arriving: Moving | None = None
+        self._arriving: HiddenTransfer | None = None
         self._whole: Tensor | None = None
         self._reads = 0
         self._gradient: Tensor | None = None
@@ -167,7 +169,9 @@ class BlockInput:
         if self._trained and will_run(self._trained[0]):
             self._arriving = self._between.start_gather(hidden)
 
-    def add_gradient(self, rows: Tensor, weight: Tensor, shape: torch.Size) -> Moving | None:
+    def add_gradient(
+        self, rows: Tensor, weight: Tensor, shape: torch.Size
+    ) -> HiddenTransfer | None:
         """Add one map's gradient of the input, ``rows @ weight``; the last sends the sum."""
         if self._gradient is None:
             self._gradient = product(rows, weight)
@@ -206,7 +210,7 @@ class _Map(torch.autograd.Function):
         return None if leaving is None else leaving.wait(), gradient, sums, None
 
 
-class Reading(NamedTuple):
+class BlockCall(NamedTuple):
     """A block's call at hand."""
 
     block: BlockInput
@@ -217,7 +221,7 @@ class _Call:
     """A block's call at hand; compiled blocks have none."""
 
     def __init__(self) -> None:
-        self.reading: Reading | None = None
+        self.reading: BlockCall | None = None
 
 
 def split_block(
@@ -226,7 +230,7 @@ def split_block(
     output: nn.Module,
     mesh: DeviceMesh,
     *,
-    between: Between,
+    between: HiddenLayout,
     shares: GradientSum | None,
 ) -> None:
     """Let linear ``maps`` of a block read its input whole, and ``output`` give what all add.
@@ -247,7 +251,7 @@ def split_block(
         hidden = hidden.to(product_dtype(hidden))
         if torch.compiler.is_compiling():  # a graph has no state
             return forward(between.gather(hidden), *others)
-        call.reading = Reading(BlockInput(between, maps=len(maps)), hidden)
+        call.reading = BlockCall(BlockInput(between, maps=len(maps)), hidden)
         try:
             return forward(hidden, *others)
         finally:
@@ -270,7 +274,7 @@ def _read_shared(one: Any, call: _Call) -> None:
 def _split_rows(
     module: nn.Module,
     mesh: DeviceMesh,
-    between: Between,
+    between: HiddenLayout,
     shares: GradientSum | None,
     call: _Call,
 ) -> None:
