@@ -25,7 +25,8 @@ from typing_extensions import override
 
 from components.distributed.collectives import gather_rows, gathering
 from components.distributed.expert_sizes import bounded_sizes, read_sizes
-from components.distributed.tensor_styles import lend, place_parameters, sum_over
+from components.distributed.tensor_lending import lend, part_of, place_parameters
+from components.distributed.tensor_styles import sum_over
 from components.model.decoder import Decoder
 from components.model.expert_products import Matrices, Order, spread, summed
 from components.model.kept import passing_on
@@ -84,7 +85,7 @@ def split_experts(
         assert len(stacks[0].weight) % mesh.size() == 0, "the recipe's rules see to it"
         for stack in stacks:
             place_parameters(stack, mesh, Shard(0))
-        lend(layer, lambda name, stack: stack.to_local(), owners=stacks)
+        lend(layer, lambda name, stack: part_of(stack), owners=stacks)
         if dispatch == "all_gather":
             layer.mixture = GatheredMixture(layer.mixture, mesh, overlap=overlap)
         else:

@@ -193,8 +193,8 @@ class BucketQueue:
     They leave in this order on every rank, whatever comes first: ranks that sent other buckets
     at the same time would add up what does not belong together. At most ``ahead`` are under
     way. ``give`` gets each shard's mean. ``uses`` counts the gradients of a weight in a pass of
-    all stages of this rank: one, or as many as hold it. Where a bucket ``recurs`` it leaves after
-    every pass; else what comes after it has left is refused, as ranks might not agree on it.
+    all stages of this rank: one, or as many as hold it. Where a bucket ``recurs`` it leaves
+    after every pass; else what comes after it has left is refused, as ranks might not agree.
     """
 
     def __init__(

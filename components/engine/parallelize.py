@@ -157,7 +157,10 @@ def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ra
             )
         if degrees.tensor > 1:
             split_tensors(
-                decoder, mesh.axis("tensor"), sequence_parallel=degrees.sequence_parallel
+                decoder,
+                mesh.axis("tensor"),
+                sequence_parallel=degrees.sequence_parallel,
+                reduce=dtypes.reduce,
             )
         if recipe.precision.compute == FLOAT8:
             float8_layers(decoder, emulates=emulates_float8(device.type))

@@ -122,6 +122,7 @@ class TrainingJob:
     dropout: bool
     fused_attention: bool
     attention_passes: int
+    compiled: bool = False
 
     @property
     def tokens_per_step(self) -> int:
@@ -152,6 +153,7 @@ def job_of(recipe: Recipe) -> TrainingJob:
         dropout=bool(recipe.model.get("dropout")),
         fused_attention=attention_backends(recipe)[:1] != ("math",),
         attention_passes=attention_passes(recipe),
+        compiled=parallelism.compile != "none",
     )
 
 
