@@ -1,6 +1,6 @@
 """What a block reads and what it adds: hidden states between tensor ranks.
 
-HiddenLayout blocks they travel in slices of the sequence (https://arxiv.org/abs/2205.05198, section
+Between blocks they travel in slices of the sequence (https://arxiv.org/abs/2205.05198, section
 4.2.2) or whole. As there, of a block's gathered input a rank keeps its slice: the backward pass
 gathers again, from when the gradient of the block's output arrives, beside the products that
 come first. The input's gradient leaves once its last product is done, beside that of a weight.
