@@ -1,4 +1,4 @@
-"""Schemes of precision as a user meets them: killed in the middle, a run ends in the same bits."""
+"""Schemes of precision: a run that is killed in the middle ends in the same bits."""
 
 import os
 import signal
