@@ -82,7 +82,7 @@ moved: setup ## train in one layout, go on in others, compare the losses and pri
 	$(PY) -m tests.life.moved
 
 masters: setup ## train three miniatures with rounded weights and masters, and without, beside float32 weights, and keep the losses (15 minutes)
-	$(PY) -m benchmarks.training.masters
+	$(PY) -m benchmarks.training.masters teuken7b playbook1b mula7b_a1b
 
 versions: setup ## try every torch of the range, each in an environment below ~/.cache/kochbuch, and write docs/versions.md; only="2.11.0 tests" tries that (hours, 25 GB)
 	$(PY) -m benchmarks.versions.versions recipe=teuken7b $(only)
