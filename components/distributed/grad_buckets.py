@@ -193,8 +193,8 @@ class BucketQueue:
     They leave in this order on every rank, whatever comes first: ranks that sent other buckets
     at the same time would add up what does not belong together. At most ``ahead`` are under
     way. ``give`` gets each shard's mean. ``uses`` counts the gradients of a weight in a pass of
-    all stages of this rank: one, or as many as hold it. Where a bucket ``recurs`` it leaves
-    after every pass; else what comes after it has left is refused, as ranks might not agree.
+    all stages of this rank: one, or as many as hold it. A bucket that ``recurs`` leaves after
+    every pass.
     """
 
     def __init__(
@@ -224,8 +224,8 @@ class BucketQueue:
 
     def add(self, bucket: GradBucket, place: int, rows: Tensor) -> None:
         """Take one pass's gradient of a weight, as rows, and send off what is full."""
-        late = bucket in self._departed and not self._recurs
-        assert not late, "a gradient came after its bucket had left"
+        gone = bucket in self._departed and not self._recurs
+        assert not gone, "a gradient came after its bucket had left"
         while bucket in self._under_way:  # with the microbatch before
             self._arrive()
         bucket.add(place, rows)

@@ -1,4 +1,4 @@
-"""Schemes of precision in whole runs: killed in the middle, they end in the same bits."""
+"""Schemes of precision: a run that is killed in the middle ends in the same bits."""
 
 import os
 import signal
@@ -52,7 +52,6 @@ def kill_after_a_checkpoint(home: Path, run: Path, words: tuple[str, ...]) -> No
     while not entries(run, "checkpoint"):
         assert process.poll() is None
         time.sleep(0.01)
-    process.send_signal(signal.SIGSTOP)  # or it sees its ranks die, and asks the run to stop
     os.killpg(children(process.pid)[0], signal.SIGKILL)  # the agent leads its ranks' group
     process.kill()
     process.wait()

@@ -29,8 +29,7 @@ from components.train.module import Pretraining
 
 STEP, STEPS = "a later step", 3
 PAUSE_SECONDS = 0.02
-# Into what is there already: what a CPU takes within, no device's kernel does. gloo scatters
-# what it has added up in a copy, `scatter_` sorts its indices.
+# What a CPU takes within no device does: gloo adds up in a copy, `scatter_` sorts its indices.
 IN_PLACE = {"c10d::_reduce_scatter_base_", "aten::scatter_"}
 BY_ONEDNN = "mkldnn._linear_pointwise"
 
