@@ -7,7 +7,7 @@ PY := .venv/bin/python
 # A site's own torch wins over the locked one, if it is new enough.
 HAS_TORCH = $(PYTHON) -c 'import torch' && $(PYTHON) -m components.versions
 
-.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved versions mutants pages bench gpu gpu-pack megatron datatrove docs lock clean
+.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved masters versions mutants pages bench gpu gpu-pack megatron datatrove docs lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -81,6 +81,9 @@ dryruns: setup ## rehearse every recipe's step at full size, without a GPU, and 
 moved: setup ## train in one layout, go on in others, compare the losses and print the table (5 minutes)
 	$(PY) -m tests.life.moved
 
+masters: setup ## train three miniatures with rounded weights and masters, and without, beside float32 weights, and keep the losses (15 minutes)
+	$(PY) -m benchmarks.training.masters teuken7b playbook1b mula7b_a1b
+
 versions: setup ## try every torch of the range, each in an environment below ~/.cache/kochbuch, and write docs/versions.md; only="2.11.0 tests" tries that (hours, 25 GB)
 	$(PY) -m benchmarks.versions.versions recipe=teuken7b $(only)
 
@@ -92,6 +95,7 @@ bench: setup ## run the benchmarks that this machine can run, and write docs/spe
 	$(PY) -m benchmarks.training.loss
 	$(PY) -m benchmarks.training.moe
 	$(PY) -m benchmarks.training.dispatch
+	$(PY) -m benchmarks.training.overlap
 	$(PY) -m benchmarks.preparation.document_steps
 	$(PY) -m benchmarks.planning.planner_accuracy
 	$(PY) -m benchmarks.planning.planner_blind

@@ -30,16 +30,9 @@ def array_settings(
         RecipeError: the cluster has no SLURM or its profile no site, the user has not said
             what it asks for, or a path cannot stand in a script.
     """
+    slot = queue_of(recipe, user)
     site, cluster = script.site_of(recipe), recipe.cluster
-    if cluster.scheduler != "slurm":
-        raise RecipeError(
-            "data.preparation.executor",
-            f"slurm, but {cluster.name} has {cluster.scheduler}",
-            "prepare with data.preparation.executor=local inside a job, or on another cluster",
-        )
-    one_node = cluster.model_copy(update={"nodes": 1, "smoke": False})
-    queue, hours = script.choose_queue(one_node, wanted=user.queue, needed_hours=None)
-    for error in script.missing_of(recipe, user, queue):
+    for error in script.missing_of(recipe, user, slot.name):
         raise error
     cores = site.binding.cores_per_rank
     venv, python = script.python_of(site, user, repository)
@@ -48,10 +41,12 @@ def array_settings(
         "cluster": cluster,
         "site": site,
         "user": user,
-        "queue": queue,
+        "queue": slot.name,
+        "variables": script.exported(site, user),
+        "directives": (*site.directives, *(slot.queue.options if slot.queue else ())),
         "account": f"{user.account}{site.account_suffix}" if user.account else None,
         "cores": None if cores is None else cores * cluster.devices_per_node,
-        "walltime": script.clock(round(hours * script.HOUR)),
+        "walltime": script.clock(round(slot.hours * script.HOUR)),
         "elements": elements,
         "venv": venv,
         "python": python,
@@ -59,6 +54,24 @@ def array_settings(
         "stages": script.plain(str(folder.parent), "data.folder"),
         "stage": folder.name,
     }
+
+
+def queue_of(recipe: Recipe, user: User) -> script.Slot:
+    """Choose the queue of an array's elements, each of which has one node.
+
+    Raises:
+        RecipeError: the cluster has no SLURM or its profile no site, or no queue takes them.
+    """
+    script.site_of(recipe)
+    cluster = recipe.cluster
+    if cluster.scheduler != "slurm":
+        raise RecipeError(
+            "data.preparation.executor",
+            f"slurm, but {cluster.name} has {cluster.scheduler}",
+            "prepare with data.preparation.executor=local inside a job, or on another cluster",
+        )
+    one_node = cluster.model_copy(update={"nodes": 1, "smoke": False})
+    return script.choose_queue(one_node, wanted=user.queue, needed_hours=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +106,10 @@ class OnSlurm:
         _wait(job, folder, tasks, say)
 
     def _submit(self, folder: Path, tasks: Sequence[int]) -> str:
-        groups = deal_tasks(tasks, self.preparation.most_jobs)
+        queue = queue_of(self.recipe, self.user).queue
+        admitted = queue.submitted if queue else None  # an array's elements count one by one
+        most = self.preparation.most_jobs
+        groups = deal_tasks(tasks, most if admitted is None else min(most, admitted))
         count, file = len(groups), folder / "array.sh"
         settings = array_settings(
             self.recipe, self.user, repository=self.repository, folder=folder, elements=count

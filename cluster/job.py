@@ -1,5 +1,6 @@
 """Settings of a job script, computed before its template sees them."""
 
+import shlex
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -7,11 +8,12 @@ from pathlib import Path
 from cluster import script
 from cluster.scheduler import scheduler_of
 from cluster.user import User
-from components.config.schema.cluster import Site
+from components.config.schema.cluster import QueueSection, Site, Variable
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
+from components.planner.queues import most_chained, queue_remark, submitted_jobs, with_nodes
 from components.preflight.verdict import HOSTS
 from components.train.ranks import allocator_settings, cache_variables
 
@@ -31,10 +33,12 @@ class JobSettings:
     agents: bool  # the launcher starts one task a node, which starts its ranks
     preflight_seconds: int | None  # what looks at the nodes is ended then; None: nothing does
     queue: str
+    limits: QueueSection | None  # of the queue, where the profile knows it
     account: str | None
     walltime_seconds: int
     lead_seconds: int  # before the wall the run is told to stop: a step and a checkpoint fit in
-    jobs: int  # how many such jobs the run needs at most, by the plan
+    jobs: int  # of its chain, 1 where the queue takes none
+    needed_jobs: int | None  # how many such jobs the run needs at most, by the plan or the user
     venv: str | None
     python: str
     host_python: str  # for what talks to the scheduler, which no image has
@@ -53,6 +57,40 @@ class JobSettings:
         return 1 if self.agents else self.cluster.devices_per_node
 
     @property
+    def directives(self) -> tuple[str, ...]:
+        """Give what stands in the script's head as it is: the site's lines, and the queue's."""
+        return (*self.site.directives, *(self.limits.options if self.limits else ()))
+
+    @property
+    def runs_at_once(self) -> int | None:
+        """Count such runs that the queue takes of one user; None: nobody knows a limit."""
+        most = self.limits.submitted if self.limits else None
+        return None if most is None else max(1, most // self.submitted_jobs)
+
+    @property
+    def submitted_jobs(self) -> int:
+        """Count the run's jobs that wait or run at a time."""
+        return submitted_jobs(self.cluster, self.jobs)
+
+    @property
+    def variables(self) -> dict[str, Variable]:
+        """Give the site's variables by the names under which the script exports them."""
+        return script.exported(self.site, self.user)
+
+    @property
+    def rank_words(self) -> str:
+        """Give what starts before a rank's Python: what is taken away, set, and wraps it."""
+        words = []
+        if self.user.image is not None:  # which has the host's variables, unless they are unset
+            sides = self.site.environment.items()
+            words += [f"-u {name}" for name, variable in sides if variable.side == "host"]
+            words = ["env", *words] if words else []
+        if own := self.site.rank_environment:
+            sets = [f"{name}={script.word(variable.value)}" for name, variable in own.items()]
+            words += ["bash", "-c", shlex.quote(f'export {" ".join(sets)}; exec "$@"'), "rank"]
+        return "".join(f"{word} " for word in (*words, *self.site.rank_wrapper))
+
+    @property
     def own_python(self) -> str:
         """Start Python from the node's copy of the environment, or in its copy of the image."""
         if self.user.image is None:
@@ -62,7 +100,8 @@ class JobSettings:
     @property
     def ranks_python(self) -> str:
         shared = self.cluster.imports == "shared"
-        return self.python if shared else f"{ON_NODE} {self.own_python}"
+        python = self.python if shared else f"{ON_NODE} {self.own_python}"
+        return f"{self.rank_words}{python}"
 
     @property
     def preflight_python(self) -> str:
@@ -91,19 +130,24 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
 
     Raises:
         RecipeError: the cluster has no scheduler or its profile no site, no queue takes the
-            nodes or the hours, or a path cannot stand in a script.
+            nodes or the hours, a path cannot stand in a script, or ranks that the launcher
+            does not start have an environment of their own.
     """
     cluster, site = recipe.cluster, script.site_of(recipe)
+    if recipe.watchdog.restarts > 0 and (site.rank_environment or site.rank_wrapper):
+        problem = f"{recipe.watchdog.restarts}, but {cluster.name} sets up each rank by itself"
+        remedy = "set watchdog.restarts=0: who starts ranks again starts all of a node alike"
+        raise RecipeError("watchdog.restarts", problem, remedy)
     plan = None if isinstance(cluster.hardware, str) else plan_recipe(recipe)
     needed_hours = None  # of the whole run, by the plan's upper bound
     if plan is not None and plan.bill is not None:
         needed_hours = plan.bill.days * 24 * (1 + plan.error_fraction)
     nodes = cluster.nodes + cluster.spare_nodes
-    asked = cluster.model_copy(update={"nodes": nodes})
-    queue, hours = script.choose_queue(asked, wanted=user.queue, needed_hours=needed_hours)
-    walltime = round(hours * script.HOUR)
+    asked = with_nodes(cluster, nodes)
+    slot = script.choose_queue(asked, wanted=user.queue, needed_hours=needed_hours)
+    walltime = round(slot.hours * script.HOUR)
     lead = _lead_seconds(cluster, site, plan, walltime)
-    jobs, note = _chain(cluster, needed_hours, walltime - lead)
+    jobs, needed, notes = _chain(asked, slot.queue, needed_hours, walltime - lead)
     account = f"{user.account or '<account>'}{site.account_suffix}"
     venv, python = script.python_of(site, user, repository)
     # Who gathers is ready before the launcher is ended, if a node hangs.
@@ -120,11 +164,13 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         nodes=nodes,
         agents=recipe.watchdog.restarts > 0,
         preflight_seconds=preflight,
-        queue=queue or "<queue>",
+        queue=slot.name or "<queue>",
+        limits=slot.queue,
         account=account if user.account or site.account == "required" else None,
         walltime_seconds=walltime,
         lead_seconds=lead,
         jobs=jobs,
+        needed_jobs=needed,
         venv=venv,
         python=python,
         host_python=script.host_python_of(user, repository),
@@ -134,8 +180,8 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         repository=script.plain(str(repository), "repository"),
         run=script.plain(str(run), "run"),
         on_each=tuple(scheduler.on_each(Path("$run", HOSTS), each, site.launch)),
-        missing=tuple(script.missing_of(recipe, user, queue)),
-        notes=(note,) if note else (),
+        missing=tuple(script.missing_of(recipe, user, slot.name)),
+        notes=notes,
     )
 
 
@@ -166,21 +212,42 @@ def _lead_seconds(cluster: Cluster, site: Site, plan: Plan | None, walltime: int
     return lead
 
 
-def _chain(cluster: Cluster, needed_hours: float | None, job_seconds: int) -> tuple[int, str]:
-    """Count the jobs of the whole run, with a note; what is left of a chain ends at once."""
+def _chain(
+    cluster: Cluster, queue: QueueSection | None, needed_hours: float | None, job_seconds: int
+) -> tuple[int, int | None, tuple[str, ...]]:
+    """Count the jobs of the chain and those of the whole run, with notes.
+
+    What is left of a chain when the run has finished ends at once.
+
+    Raises:
+        RecipeError: the user wants more jobs than the queue takes.
+    """
     if cluster.smoke:
-        return 1, ""
-    if not isinstance(cluster.jobs, str):
-        return cluster.jobs, ""
-    if needed_hours is None:
-        return 1, (
-            "cluster.jobs: the plan lacks figures of this cluster, so nobody knows how many "
-            "jobs the run needs; one is written, set cluster.jobs=... for a chain"
-        )
-    needed = max(1, ceil(needed_hours * script.HOUR / job_seconds))
-    if needed > MOST_JOBS:
-        return MOST_JOBS, (
-            f"cluster.jobs: the run needs {needed:,} such jobs, an array has {MOST_JOBS:,} at "
-            "most; set cluster.hours=... or take more nodes"
-        )
-    return needed, ""
+        return 1, 1, ()
+    most, named, needed = most_chained(cluster, queue), cluster.jobs, None
+    if not isinstance(named, str):
+        needed = named
+    elif needed_hours is not None:
+        needed = max(1, ceil(needed_hours * script.HOUR / job_seconds))
+    remark = queue_remark(cluster, queue, needed) if queue else None
+    if remark is not None and not isinstance(named, str) and most is not None and named > most:
+        ways = f"set cluster.jobs={most}; {remark.remedy}"
+        raise RecipeError("cluster.jobs", f"{named:,}, but {remark.problem}", ways)
+    notes = () if remark is None else (f"{remark.path}: {remark.problem}; {remark.remedy}",)
+    if needed is None:
+        return 1, None, (*notes, _UNPLANNED)
+    if most is not None and needed > most:
+        return most, needed, notes
+    if needed > MOST_JOBS and isinstance(named, str):
+        return MOST_JOBS, needed, (*notes, _LONG.format(needed=needed, most=MOST_JOBS))
+    return needed, needed, notes
+
+
+_UNPLANNED = (
+    "cluster.jobs: the plan lacks figures of this cluster, so nobody knows how many jobs the "
+    "run needs; one is written, set cluster.jobs=... for a chain"
+)
+_LONG = (
+    "cluster.jobs: the run needs {needed:,} such jobs, an array has {most:,} at most; set "
+    "cluster.hours=... or take more nodes"
+)

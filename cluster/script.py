@@ -2,19 +2,32 @@
 
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cluster.user import PLAIN, User, unsaid
-from components.config.schema.cluster import QueueSection, Site
+from components.config.schema.cluster import QueueSection, Site, Variable
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster
 from components.errors import RecipeError
+from components.planner.queues import no_queue, queues_on, takes
 
 _NEEDS_QUOTES = re.compile(r"[\s;&|<>()*?\[\]{}!#'\"\\`]")
 HOUR, MINUTE, SMOKE_HOURS = 3_600, 60, 0.5
-Slot = tuple[str | None, float]  # a queue, and for how many hours
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A queue by its name, None where nobody has named one, a job's hours, and its limits.
+
+    ``queue`` is None where the profile knows nothing of it.
+    """
+
+    name: str | None
+    hours: float
+    queue: QueueSection | None = None
 
 
 def fill(name: str, settings: object) -> str:
@@ -108,6 +121,20 @@ def host_python_of(user: User, repository: Path) -> str:
     return plain(user.host_python or f"{repository}/.venv/bin/python", "site.host_python")
 
 
+def exported(site: Site, user: User) -> dict[str, Variable]:
+    """Give the site's variables by the names that a script exports.
+
+    What is for the image alone gets there by the prefix of the program that starts it, as
+    ``APPTAINERENV_``; without an image there is one side.
+    """
+    found = {}
+    for name, variable in site.environment.items():
+        inside = variable.side == "image" and user.image is not None
+        program = site.container.split()[0].upper() if inside and site.container else ""
+        found[f"{program}ENV_{name}" if program else name] = variable
+    return found
+
+
 def missing_of(recipe: Recipe, user: User, queue: str | None) -> list[RecipeError]:
     """List what the user has to say before a scheduler takes the script."""
     name = recipe.cluster.name
@@ -122,9 +149,9 @@ def missing_of(recipe: Recipe, user: User, queue: str | None) -> list[RecipeErro
 def choose_queue(cluster: Cluster, *, wanted: str | None, needed_hours: float | None) -> Slot:
     """Take the user's queue, else the fitting one with the tightest limit, and a job's hours.
 
-    The queue is None where nobody has named one. ``needed_hours`` are the whole run's, if they
-    are known: a job asks for no more than these, rounded up, and an hour to start. Queues for
-    debugging are taken where no other fits.
+    ``needed_hours`` are the whole run's, if they are known: a job asks for no more than these,
+    rounded up, and an hour to start. Queues by request, and those for debugging, are taken
+    where no other fits; a smoke job goes to one for debugging first.
 
     Raises:
         RecipeError: no queue takes so many nodes, or none for so long.
@@ -134,43 +161,47 @@ def choose_queue(cluster: Cluster, *, wanted: str | None, needed_hours: float | 
         hours = min(hours or SMOKE_HOURS, SMOKE_HOURS)
     listed = [queue for queue in cluster.queues if wanted in {None, queue.name, queue.route}]
     if not listed:
-        if hours is None:
-            raise RecipeError(
-                "cluster.hours",
-                f"the profile of {cluster.name} knows no limit of this queue",
-                "set cluster.hours=...: how long one job may run",
-            )
-        unlisted = None if isinstance(cluster.site, str) else cluster.site.queue
-        return wanted or unlisted, hours
-    fitting = _of_size(cluster, listed)
-    if cluster.smoke:
-        queue = min(fitting, key=lambda queue: (not queue.debug, queue.longest_hours))
-        return queue.route or queue.name, min(SMOKE_HOURS, queue.longest_hours)
-    fitting = [queue for queue in fitting if not queue.debug] or fitting
+        return _unlisted(cluster, wanted, hours)
+    debug = [queue for queue in listed if queue.debug] if cluster.smoke else []
+    fitting = queues_on(cluster, debug) or queues_on(cluster, listed)
+    if not fitting:
+        raise no_queue(cluster, listed)
     longest = max(queue.longest_hours for queue in fitting)
+    if cluster.smoke:
+        queue = min(fitting, key=lambda queue: queue.longest_hours)
+        return Slot(queue.route or queue.name, min(SMOKE_HOURS, queue.longest_hours), queue)
     if hours is None:
         hours = longest if needed_hours is None else min(longest, int(needed_hours) + 2)
     if hours > longest:
-        names = ", ".join(queue.name for queue in fitting)
-        raise RecipeError(
-            "cluster.hours",
-            f"{hours:g}, but for {cluster.nodes:,} nodes {names} allow at most {longest:g}",
-            f"set cluster.hours={longest:g}: the run goes on in the next job",
-        )
+        raise _too_long(cluster, hours, fitting, longest)
     long_enough = [queue for queue in fitting if queue.longest_hours >= hours]
     queue = min(long_enough, key=lambda queue: queue.longest_hours)
-    return queue.route or queue.name, hours
+    return Slot(queue.route or queue.name, hours, queue)
 
 
-def _of_size(cluster: Cluster, queues: list[QueueSection]) -> list[QueueSection]:
-    """Keep the queues that take so many nodes."""
-    nodes = cluster.nodes
-    fitting = [queue for queue in queues if queue.fewest_nodes <= nodes <= queue.most_nodes]
-    if not fitting:
-        sizes = [f"{one.name} {one.fewest_nodes:,} to {one.most_nodes:,}" for one in queues]
+def _unlisted(cluster: Cluster, wanted: str | None, hours: float | None) -> Slot:
+    """Take a queue of which the profile knows nothing."""
+    if hours is None:
         raise RecipeError(
-            "cluster.nodes",
-            f"no queue of {cluster.name} takes {nodes:,} nodes: {', '.join(sizes)}",
-            "choose other degrees, parallelism.data=... first; or name another site.queue=...",
+            "cluster.hours",
+            f"the profile of {cluster.name} knows no limit of this queue",
+            "set cluster.hours=...: how long one job may run",
         )
-    return fitting
+    unlisted = None if isinstance(cluster.site, str) else cluster.site.queue
+    return Slot(wanted or unlisted, hours)
+
+
+def _too_long(
+    cluster: Cluster, hours: float, fitting: list[QueueSection], longest: float
+) -> RecipeError:
+    names = ", ".join(queue.name for queue in fitting)
+    problem = f"{hours:g}, but for {cluster.nodes:,} nodes {names} allow at most {longest:g}"
+    remedy = f"set cluster.hours={longest:g}: the run goes on in the next job"
+    for queue in cluster.queues:
+        if (
+            queue.by_request
+            and takes(cluster, queue)
+            and queue.hours_on(cluster.nodes) >= hours
+        ):
+            remedy += f"; or, by request ({queue.by_request}), site.queue={queue.name}"
+    return RecipeError("cluster.hours", problem, remedy)

@@ -38,6 +38,7 @@ from components.sharing.lock import Lock
 OPEN = (
     *("data.shares", "data.sources", "data.phases", "schedule.phases", "published", "assumed"),
     "cluster.site.environment",
+    "cluster.site.rank_environment",
 )
 Tree = dict[str, Any]
 WHOLE = re.compile(r"\$\{[\w.]+\}")

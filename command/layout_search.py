@@ -21,6 +21,7 @@ from components.planner.layouts import (
     near_nodes,
 )
 from components.planner.plan import plan_recipe
+from components.planner.queues import takes_runs
 from components.planner.recompute import NOTHING
 from components.planner.search import LayoutSearch, hardware_of, search_layouts
 from components.planner.search_result import GIB, describe
@@ -170,9 +171,11 @@ def _explain_nothing(question: Question, nodes: int, search: LayoutSearch) -> Re
         for key in sorted(question.fixed)
         if question.search(nodes, free=key).best
     ]
-    most = most_nodes(question.template.cluster)
+    cluster = question.template.cluster
+    most = most_nodes(cluster)
     more = (nodes * factor for factor in (2, 3, 4, 6, 8, 12, 16, 32))
-    enough = next((n for n in more if n <= most and question.search(n).best), None)
+    taken = (n for n in more if n <= most and takes_runs(cluster, n))
+    enough = next((n for n in taken if question.search(n).best), None)
     ways += [] if enough is None else [f"{NODES}={enough}"]
     remedy = f"what fits: {', or '.join(ways)}"
     remedy = remedy if ways else "no more nodes help; use another cluster"
@@ -191,7 +194,9 @@ def _freeing(question: Question, nodes: int) -> list[str]:
 
 
 def _nearest(question: Question, nodes: int) -> list[int]:
-    most = min(4 * nodes, most_nodes(question.template.cluster))
-    near = sorted(range(1, most + 1), key=lambda count: abs(count - nodes))
+    cluster = question.template.cluster
+    most = min(4 * nodes, most_nodes(cluster))
+    taken = (count for count in range(1, most + 1) if takes_runs(cluster, count))
+    near = sorted(taken, key=lambda count: abs(count - nodes))
     legal = (n for n in near if has_layout(question.template, n, question.fixed))
     return sorted(islice(legal, 3))

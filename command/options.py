@@ -141,6 +141,7 @@ class Options:
     tasks_folder: Annotated[File, "a folder of own tasks"] = None
     rows: Annotated[Rows, "of the embedding: published, padded"] = "published"
     at_tokens: Annotated[Tokens, "the checkpoint after so many tokens, else the newest"] = None
+    fresh_optimizer: Annotated[Flag, "begin with moments of 0; weights alone will do"] = False
     to: Annotated[Text, "the URL of a server of MLflow"] = None
     calibrate: Annotated[Files, "runs, or tables of steps"] = ()
     layouts: Annotated[Layouts, "layouts to prove: [{data: 2, tensor: 2},...]"] = ()

@@ -156,6 +156,8 @@ def print_plan(plan: PlanResult, picture: Picture, *, now: datetime | None) -> N
         out.print()
     for name, item in plan.assumed.items():
         out.print(f"assumed, never published: {name}: {item.reason}")
+    if plan.limit is not None:
+        out.print(f"limit: {plan.limit.figure}: {plan.limit.problem}; {plan.limit.remedy}")
     for missing in plan.missing:
         out.print(f"missing: {missing.figure}: {missing.problem}; {missing.remedy}")
 

@@ -4,6 +4,7 @@ They are handed to a scheduler, or trained here one after the other. Then the fo
 table, too, written anew after every run.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from command.compose import compose_recipe
 from command.outcome import ActionResult, Status, attempt
 from command.sweep import folder_of_runs, labels, name_of
 from command.words import SWEEP, check_words, keys_of
-from components.config.schema.recipe import read_recipe
+from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.terminal import say
@@ -131,34 +132,40 @@ def submit_all(points: Sequence[Sequence[str]]) -> Status:
     """Submit to a batch cluster: all points are checked, then those that can run handed over.
 
     Given again, the same command submits what is not there; finished, queued and ended points
-    are left alone.
+    are left alone. Of one user a queue may take fewer jobs than the points have: the others
+    are told, and left for the same command.
     """
     from command.actions.status import print_runs
 
+    taken = Counter[str]()
     ready: list[Ready] = []
 
     def look(point: SweepPoint) -> None:
-        ready.extend(_check(point))
+        ready.extend(_check(point, taken))
 
     found, statuses = _look_at(points, "submit", look, beside=[SWEEP])
     if statuses[-1] >= Status.INTERRUPTED or not found:
         return max(statuses)
     first, chains = found[0].arguments, list[str]()
-    for one in ready:
+    for one in (one for one in ready if _admitted(one, taken)):
         submit = partial(_hand_over, one, first.at_most, chains)
         statuses.append(attempt(submit, one.arguments.words, one.path.name).status)
     print_runs([one.path for one in found if (one.path / "recipe.json").exists()], first.output)
     return max(statuses)
 
 
-def _check(point: SweepPoint) -> "Sequence[Ready]":
-    """Check one point; what was handed over before is not ready for it again."""
+def _check(point: SweepPoint, taken: Counter[str]) -> "Sequence[Ready]":
+    """Check one point; what was handed over before is not ready for it again.
+
+    Its jobs that still wait or run are ``taken`` from their queue.
+    """
     from command.actions.submit import check, submitted_before  # takes its time
 
     arguments, path = point.arguments, point.path
     recipe = compose_recipe(arguments)
     if (standing := submitted_before(recipe, path, again=arguments.again)) is not None:
         say(f"[{path.name}] left as it is: {standing.problem}")
+        taken.update(_standing_jobs(recipe, arguments, path))
         return ()
     one = check(recipe, arguments, path)
     if arguments.at_most is not None and one.settings.jobs > 1 and not one.scheduler.arrays:
@@ -166,6 +173,34 @@ def _check(point: SweepPoint) -> "Sequence[Ready]":
         problem += "next run after the first of them"
         raise RecipeError("at_most", problem, "set cluster.jobs=1, or leave at_most out")
     return (one,)
+
+
+def _standing_jobs(recipe: Recipe, arguments: Arguments, path: Path) -> dict[str, int]:
+    """Count a run's jobs in its queue, where that takes only so many of one user."""
+    from cluster.job import job_settings
+    from cluster.status import status_of
+    from cluster.scheduler import scheduler_of
+    from cluster.user import read_user
+
+    user = read_user(recipe.cluster.name, arguments.site)
+    settings = job_settings(recipe, user, repository=ROOT, run=path)
+    if settings.runs_at_once is None:
+        return {}
+    return {settings.queue: len(status_of(path, scheduler_of(recipe.cluster)).queued or ())}
+
+
+def _admitted(one: "Ready", taken: Counter[str]) -> bool:
+    """Whether the queue takes the run beside what is there; if so, its jobs are taken."""
+    settings = one.settings
+    most = settings.limits.submitted if settings.limits else None
+    there = taken[settings.queue]
+    if most is not None and there and there + settings.submitted_jobs > most:
+        jobs = "one job" if most == 1 else f"{most:,} jobs"
+        way = "the same command submits it when others have ended"
+        say(f"[{one.path.name}] not submitted: {settings.queue} takes {jobs} of a user; {way}")
+        return False
+    taken[settings.queue] += settings.submitted_jobs
+    return True
 
 
 def _hand_over(one: "Ready", at_most: int | None, chains: list[str]) -> ActionResult:

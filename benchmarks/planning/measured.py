@@ -156,6 +156,7 @@ def _job(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> Tra
         expert_aware=True,
         expert_dispatch="all_gather",
         expert_overlap=1,
+        expert_bound=None,
         recompute_every=1,
         sequence_parallel=True,
         schedule="1f1b",

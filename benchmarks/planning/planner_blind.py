@@ -218,6 +218,7 @@ def _layout(item: Mapping[str, Any], layers: list[int], *, fused: bool) -> Paral
         expert_aware=True,
         expert_dispatch="all_gather",
         expert_overlap=1,
+        expert_bound=None,
         recompute_every=1,
         sequence_parallel=fused,
         schedule="1f1b",

@@ -64,7 +64,7 @@ class Weights:
     def tensors(self) -> dict[str, Tensor]:
         return self._tensors
 
-    def fill(self, read: Read, saved: Collection[str]) -> None:
+    def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
         read(self._tensors)
 
 

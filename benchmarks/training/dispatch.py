@@ -11,14 +11,10 @@ a chosen speed.
 """
 
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,13 +23,13 @@ import torch
 import torch.distributed as dist
 from rich.table import Table
 from torch import Tensor
-from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, circumstances
 from benchmarks.paired import paired_ratio
 from benchmarks.training.link import LOOPBACK, ProcessPlace, can_link, linked
+from benchmarks.training.two_ranks import RANKS, Seconds, be_rank, measure_ranks, take_turns
 from components.distributed import collectives
 from components.distributed.experts import ExchangedMixture, GatheredMixture
 from components.model.expert_products import Matrices
@@ -43,7 +39,7 @@ from components.terminal import console
 
 RESULT = RESULTS / "dispatch.json"
 TOKENS, DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 2_048, 512, 256, 64, 8
-RANKS, WARMUP_ROUNDS, ROUNDS = 2, 2, 11
+WARMUP_ROUNDS, ROUNDS = 2, 11
 GIGABITS = (1.0, 4.0)
 OVERLAPS = (1, 2, 4)
 KINDS = {"all_gather": GatheredMixture, "all_to_all": ExchangedMixture}
@@ -55,7 +51,6 @@ SIDES = {
     UNCOMPUTED[0]: 1,
     UNCOMPUTED[1]: OVERLAPS[-1],
 }
-Seconds = dict[str, list[float]]
 
 
 class PassThrough(Mixture):
@@ -93,8 +88,8 @@ def draw() -> tuple[Tensor, ...]:
     return tokens, weights, experts, *stacks
 
 
-def seconds_of(side: str, dispatch: str, mesh: DeviceMesh, given: Sequence[Tensor]) -> float:
-    """Time one pass forward and backward; both ranks begin together."""
+def mix(side: str, dispatch: str, mesh: DeviceMesh, given: Sequence[Tensor]) -> None:
+    """Take one pass forward and backward."""
     inner = (PassThrough if side in UNCOMPUTED else Mixture)(path="auto")
     mixture = KINDS[dispatch](inner, mesh, overlap=SIDES[side])
     tokens, weights, experts, *stacks = given
@@ -105,54 +100,20 @@ def seconds_of(side: str, dispatch: str, mesh: DeviceMesh, given: Sequence[Tenso
         "_exchange": keep_rows,
     }
     with patch.multiple(collectives, **unsent) if side == UNSENT else nullcontext():
-        dist.barrier()
-        began = time.perf_counter()
         gate, up, down = learned[2:]
         matrices = Matrices(gate, up, down, ACTIVATIONS["silu"])
         mixed = mixture(*learned[:2], experts, matrices)
         mixed.backward(tokens)
-        return time.perf_counter() - began
 
 
-def measure_rank(rank: int, folder: Path) -> None:
-    """Let all sides take turns, and leave their seconds; the slower rank's count."""
-    torch.set_num_threads(1)
-    store = FileStore(str(folder / "store"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+def find() -> dict[str, Seconds]:
+    """Let all sides of both dispatches take turns."""
     mesh, given = init_device_mesh("cpu", (RANKS,)), draw()
     found: dict[str, Seconds] = {}
     for dispatch in KINDS:
-        seconds: Seconds = {side: [] for side in SIDES}
-        for _ in range(WARMUP_ROUNDS + ROUNDS):
-            for side, sofar in seconds.items():
-                slower = torch.tensor(seconds_of(side, dispatch, mesh, given))
-                dist.all_reduce(slower, dist.ReduceOp.MAX)
-                sofar.append(slower.item())
-        found[dispatch] = {side: sofar[WARMUP_ROUNDS:] for side, sofar in seconds.items()}
-    (folder / f"{rank}.json").write_text(json.dumps(found), "utf-8")
-    dist.destroy_process_group()
-
-
-def measure(places: Sequence[ProcessPlace]) -> dict[str, Seconds]:
-    """Run both ranks, each in its place."""
-    with tempfile.TemporaryDirectory() as name:
-        ranks = [
-            subprocess.Popen(
-                [
-                    *place.words,
-                    sys.executable,
-                    "-m",
-                    "benchmarks.training.dispatch",
-                    str(rank),
-                    name,
-                ],
-                env=os.environ | dict(place.environment),
-            )
-            for rank, place in enumerate(places)
-        ]
-        assert [rank.wait() for rank in ranks] == [0] * RANKS
-        found: dict[str, Seconds] = json.loads(Path(name, "0.json").read_text("utf-8"))
-        return found
+        sides = {side: partial(mix, side, dispatch, mesh, given) for side in SIDES}
+        found[dispatch] = take_turns(sides, warmup=WARMUP_ROUNDS, rounds=ROUNDS)
+    return found
 
 
 def row_of(link: str, dispatch: str, seconds: Seconds) -> dict[str, Any]:
@@ -191,7 +152,7 @@ def main(words: Sequence[str]) -> None:
     """Measure each link, print what was found and keep it; with two words be a rank."""
     if words:
         rank, folder = words
-        measure_rank(int(rank), Path(folder))
+        be_rank(int(rank), Path(folder), find)
         return
     rows = []
     links: dict[str, AbstractContextManager[Sequence[ProcessPlace]]] = {
@@ -201,7 +162,7 @@ def main(words: Sequence[str]) -> None:
         links |= {f"{rate:g} Gbit/s": linked(rate) for rate in GIGABITS}
     for name, link in links.items():
         with link as places:
-            found = measure(places)
+            found = measure_ranks("benchmarks.training.dispatch", places)
         rows += [row_of(name, dispatch, seconds) for dispatch, seconds in found.items()]
     show(rows)
     said = circumstances(

@@ -1,44 +1,41 @@
 """Do gradients and updated weights travel while a rank computes?
 
 Two ranks of one thread each take steps of a small decoder, dense or with experts, over a
-virtual link on which the exchange takes as long as the backward pass (without root, over this
-host's loopback). Our engine at ZeRO 1, 2 and 3 stands beside itself without overlap and with
-nothing sent, and beside torch's DDP and `fully_shard` of the same model and optimizer. All take
-turns in one run; a turn takes as long as its slower rank. What is hidden is
+virtual link of this host (it takes root) on which gradients and weights of a step travel for as
+long as the backward pass computes. Our engine at ZeRO 1, 2 and 3 stands beside itself without
+overlap and with nothing sent, and beside torch's DDP and `fully_shard` of the same model and
+optimizer. All take turns in one run; a turn takes as long as its slower rank. What is hidden is
 
     1 - (with overlap - nothing sent) / (without overlap - nothing sent)
+
+At ZeRO 3, which is torch's `fully_shard`, overlap is the device's, whose streams run side by
+side. A CPU has none, and no other way; there the link's own seconds stand for "without".
 
     python -m benchmarks.training.overlap
 """
 
 import copy
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed as dist
 import yaml
 from rich.table import Table
 from torch import Tensor, nn
-from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, ROOT, circumstances
 from benchmarks.paired import paired_ratio
-from benchmarks.training.link import LOOPBACK, ProcessPlace, can_link, linked
+from benchmarks.training.exchanges import scatter_once, sending, unsent
+from benchmarks.training.link import LOOPBACK, linked
+from benchmarks.training.two_ranks import RANKS, Seconds, be_rank, measure_ranks, take_turns
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
@@ -52,18 +49,19 @@ from components.model.moe import expert_layers, take_rows
 from components.terminal import console
 
 RESULT = RESULTS / "overlap.json"
-RANKS, WARMUP_ROUNDS, ROUNDS = 2, 2, 9
-SEQUENCES, LENGTH, BUCKET_ELEMENTS = 2, 256, 2**20
-STAGES = (1, 2, 3)
-PEERS = ("DDP", "fully_shard")
+WARMUP_ROUNDS, ROUNDS = 1, 11
+SEQUENCES, LENGTH, BUCKET_ELEMENTS = 2, 384, 2**17
 # Recipes at full size, and what is smaller of them.
 MODELS: dict[str, Any] = yaml.safe_load((ROOT / "benchmarks/data/overlap.yaml").read_text())
-VOCAB_SIZE = 4_096
-OURS = {f"zero {zero}": zero for zero in STAGES}
-LATE, UNSENT = "zero {}, no overlap", "zero {}, nothing sent"
+VOCAB_SIZE = 1_024
+OURS = {f"zero {zero}": zero for zero in (1, 2, 3)}
+# As many bytes for each stage: DDP's all-reduce is ZeRO 1's scatter and gather.
+PEERS = {"zero 1": ("DDP", "fully_shard"), "zero 2": ("DDP", "fully_shard")} | {
+    "zero 3": ("fully_shard",)
+}
+LATE, UNSENT = "{}, no overlap", "{}, nothing sent"
 EVEN = StateDtypes(*[torch.float32] * 4)
-Step = Callable[[Tensor], None]
-Seconds = dict[str, list[float]]
+Step = Callable[[], object]
 
 
 def decoder_of(model: str) -> Decoder:
@@ -75,8 +73,9 @@ def decoder_of(model: str) -> Decoder:
     return decoder
 
 
-def loss_of(model: nn.Module, rows: Tensor, decoder: Decoder) -> Tensor:
-    """Return the mean loss of (sequences, length + 1) tokens."""
+def loss_of(model: nn.Module, decoder: Decoder) -> Tensor:
+    """Return the mean loss of drawn tokens."""
+    rows = torch.randint(VOCAB_SIZE, (SEQUENCES, LENGTH + 1))
     loss: Tensor = model(rows[:, :-1], targets=rows[:, 1:])
     take_rows(expert_layers(decoder))  # balances are not of interest here
     return loss
@@ -96,12 +95,12 @@ def our_step(decoder: Decoder, mesh: Mesh, *, zero: int, overlap: bool) -> Step:
     )
     optimizer = torch.optim.AdamW([one.parameter for one in parallel.shards], fused=True)
 
-    def step(rows: Tensor) -> None:
+    def step() -> None:
+        parallel.spread()  # what the update before left: a turn has all of its exchange
         parallel.begin(1)
-        torch.autograd.backward(loss_of(decoder, rows, decoder))
+        torch.autograd.backward(loss_of(decoder, decoder))
         parallel.reduce()
         optimizer.step()
-        parallel.spread()
 
     return step
 
@@ -120,22 +119,12 @@ def their_step(decoder: Decoder, mesh: Mesh, *, peer: str) -> Step:
         fully_shard(decoder, mesh=mesh.dense.shard)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
-    def step(rows: Tensor) -> None:
+    def step() -> None:
         optimizer.zero_grad()
-        torch.autograd.backward(loss_of(model, rows, decoder))
+        torch.autograd.backward(loss_of(model, decoder))
         optimizer.step()
 
     return step
-
-
-def unsent(step: Step, rows: Tensor) -> None:
-    """Take a step whose collectives return at once, with whatever was there."""
-    done = Mock(return_value=Mock(wait=Mock()))
-    with (
-        patch.multiple(collectives, all_gather=done, reduce_scatter=done),
-        patch.object(dist, "all_reduce", done),
-    ):
-        step(rows)
 
 
 def sides_of(model: str, mesh: Mesh) -> dict[str, Step]:
@@ -145,117 +134,99 @@ def sides_of(model: str, mesh: Mesh) -> dict[str, Step]:
     for name, zero in OURS.items():
         make = partial(our_step, mesh=mesh, zero=zero)
         sides[name] = make(copy.deepcopy(decoder), overlap=True)
-        if zero < 3:  # fully_shard always overlaps
-            sides[LATE.format(zero)] = make(copy.deepcopy(decoder), overlap=False)
-            alone = make(copy.deepcopy(decoder), overlap=True)
-            sides[UNSENT.format(zero)] = partial(unsent, alone)
-    for peer in PEERS:
+        if zero < 3:
+            sides[LATE.format(name)] = make(copy.deepcopy(decoder), overlap=False)
+        if zero != 2:  # which with one microbatch computes what 1 does
+            sides[UNSENT.format(name)] = make(copy.deepcopy(decoder), overlap=True)
+    for peer in ("DDP", "fully_shard"):
         sides[peer] = their_step(copy.deepcopy(decoder), mesh, peer=peer)
-    return sides
+    sent = partial(sending, gather=collectives.all_gather, scatter=scatter_once)
+    return {
+        side: partial(unsent if side.endswith(UNSENT.format("")) else sent, step)
+        for side, step in sides.items()
+    }
 
 
-def measure_rank(rank: int, folder: Path) -> None:
-    """Let all sides take turns, and leave their seconds; the slower rank's count."""
-    torch.set_num_threads(1)
-    store = FileStore(str(folder / "store"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+def find(models: Sequence[str], *, alone: bool) -> dict[str, Seconds]:
+    """Let all sides of some models take turns, or of each the one that sends nothing."""
     degrees = Degrees(
         pipeline=1, data_replicate=1, data_shard=RANKS, expert=1, context=1, tensor=1
     )
     order = ("pipeline", "data", "expert", "context", "tensor")
     mesh = build_mesh("cpu", degrees, order, expert_aware=True)
-    generator = torch.Generator().manual_seed(rank)
-    found: dict[str, Seconds] = {}
-    for model in MODELS:
+    torch.manual_seed(dist.get_rank())
+    found = {}
+    for model in models:
         sides = sides_of(model, mesh)
-        seconds: Seconds = {side: [] for side in sides}
-        for _ in range(WARMUP_ROUNDS + ROUNDS):
-            rows = torch.randint(VOCAB_SIZE, (SEQUENCES, LENGTH + 1), generator=generator)
-            for side, step in sides.items():
-                dist.barrier()
-                began = time.perf_counter()
-                step(rows)
-                slower = torch.tensor(time.perf_counter() - began)
-                dist.all_reduce(slower, dist.ReduceOp.MAX)
-                seconds[side].append(slower.item())
-        found[model] = {side: sofar[WARMUP_ROUNDS:] for side, sofar in seconds.items()}
-    (folder / f"{rank}.json").write_text(json.dumps(found), "utf-8")
-    dist.destroy_process_group()
+        one = UNSENT.format("zero 1")
+        asked = {one: sides[one]} if alone else sides
+        found[model] = take_turns(asked, warmup=WARMUP_ROUNDS, rounds=3 if alone else ROUNDS)
+    return found
 
 
-def measure(places: Sequence[ProcessPlace]) -> dict[str, Seconds]:
-    """Run both ranks, each in its place."""
-    with tempfile.TemporaryDirectory() as name:
-        command = (sys.executable, "-m", "benchmarks.training.overlap")
-        ranks = [
-            subprocess.Popen(
-                [*place.words, *command, str(rank), name],
-                env=os.environ | dict(place.environment),
-            )
-            for rank, place in enumerate(places)
-        ]
-        assert [rank.wait() for rank in ranks] == [0] * RANKS
-        found: dict[str, Seconds] = json.loads(Path(name, "0.json").read_text("utf-8"))
-        return found
-
-
-def row_of(link: str, model: str, seconds: Seconds) -> dict[str, Any]:
-    """Describe what each stage hides, and how it stands beside the quicker peer."""
-    medians = {side: statistics.median(sofar) for side, sofar in seconds.items()}
-    hidden = {}
-    for name, zero in OURS.items():
-        if zero < 3:
-            late, none = medians[LATE.format(zero)], medians[UNSENT.format(zero)]
-            hidden[name] = 1 - (medians[name] - none) / (late - none)
-    best = min(PEERS, key=medians.__getitem__)
-    ratios = {name: paired_ratio(seconds[best], seconds[name]) for name in OURS}
-    return {
-        "link": link,
-        "model": model,
-        "seconds": medians,
-        "hidden": hidden,
-        "best_peer": best,
-        "ratio": ratios,
-    }
-
-
-def exchange_gigabits(found: Seconds, model: str) -> float:
-    """Choose the link on which gradients take as long as two thirds of a step alone."""
+def sent_bytes(model: str) -> int:
+    """Count what a rank sends in a step of ZeRO 1: rows of gradients, and of weights."""
     numbers = sum(weight.numel() for weight in decoder_of(model).parameters())
-    backward = statistics.median(found[UNSENT.format(1)]) * 2 / 3
-    return numbers * 4 * 8 * (RANKS - 1) / RANKS / backward / 1e9
+    return 2 * numbers * 4 * (RANKS - 1) // RANKS
+
+
+def gigabits_for(model: str, alone: Seconds) -> float:
+    """Choose the link that takes as long as a backward pass: two thirds of a step alone."""
+    (seconds,) = alone.values()
+    return round(8 * sent_bytes(model) / (statistics.median(seconds) * 2 / 3) / 1e9, 3)
+
+
+def row_of(model: str, gigabits: float, seconds: Seconds) -> dict[str, Any]:
+    """Describe what each stage hides, and how it stands beside its quicker peer."""
+    medians = {side: statistics.median(sofar) for side, sofar in seconds.items()}
+    exchange = 8 * sent_bytes(model) / gigabits / 1e9
+    sides = {}
+    for name, zero in OURS.items():
+        none = medians[UNSENT.format("zero 3" if zero == 3 else "zero 1")]
+        late = none + exchange * 3 / 2 if zero == 3 else medians[LATE.format(name)]
+        best = min(PEERS[name], key=medians.__getitem__)
+        sides[name] = {
+            "seconds": medians[name],
+            "seconds_without_overlap": late,
+            "seconds_unsent": none,
+            "hidden": 1 - (medians[name] - none) / (late - none),
+            "peer": best,
+            "peer_seconds": medians[best],
+            "ratio": paired_ratio(seconds[best], seconds[name]),
+        }
+    return {"model": model, "gigabits": gigabits, "exchange_seconds": exchange, "sides": sides}
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print what was found."""
-    table = Table(title="one step of two ranks, ms; hidden; ours by the better peer")
-    for head in ("link", "model", "side", "ms", "hidden", "peer by ours"):
+    table = Table(title="one step of two ranks, ms; what is hidden; the peer's time by ours")
+    heads = ("model", "Gbit/s", "side", "ms", "no overlap", "nothing sent", "hidden", "peer")
+    for head in (*heads, "by ours"):
         table.add_column(head, justify="right")
     for row in rows:
-        for side, seconds in row["seconds"].items():
-            hidden, ratio = row["hidden"].get(side), row["ratio"].get(side)
+        for side, one in row["sides"].items():
+            timed = ("seconds", "seconds_without_overlap", "seconds_unsent")
             table.add_row(
-                *(row["link"], row["model"], side, f"{1_000 * seconds:.0f}"),
-                "" if hidden is None else f"{hidden:.0%}",
-                "" if ratio is None else f"{ratio['median']:.2f}",
+                *(row["model"], f"{row['gigabits']:g}", side),
+                *(f"{1_000 * one[name]:.0f}" for name in timed),
+                *(f"{one['hidden']:.0%}", one["peer"], f"{one['ratio']['median']:.2f}"),
             )
     console(width=120).print(table)
 
 
 def main(words: Sequence[str]) -> None:
-    """Measure over the loopback, then over a link as slow as the step; keep what was found."""
+    """Find each model's link, measure over it, and keep what was found."""
+    script = "benchmarks.training.overlap"
     if words:
-        rank, folder = words
-        measure_rank(int(rank), Path(folder))
+        rank, folder, *models = words
+        task = partial(find, models or [*MODELS], alone=not models)
+        be_rank(int(rank), Path(folder), task)
         return
-    with nullcontext(LOOPBACK) as places:
-        found = measure(places)
-    rows = [row_of("loopback", model, seconds) for model, seconds in found.items()]
-    if can_link():
-        gigabits = round(exchange_gigabits(found["dense"], "dense"), 2)
+    rows = []
+    for model, alone in measure_ranks(script, LOOPBACK).items():
+        gigabits = gigabits_for(model, alone)
         with linked(gigabits) as places:
-            found = measure(places)
-        rows += [row_of(f"{gigabits:g} Gbit/s", *pair) for pair in found.items()]
+            rows.append(row_of(model, gigabits, measure_ranks(script, places, model)[model]))
     show(rows)
     said = circumstances(
         peer="torch's DistributedDataParallel and fully_shard",
@@ -270,4 +241,4 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    enter(main, most=2)
+    enter(main)

@@ -2,16 +2,18 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from cluster.job import job_settings
 from cluster.scheduler import scheduler_of
 from cluster.status import status_of
+from cluster.user import read_user
 from command.actions import auto, submit
-from command.arguments import read_point
+from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
 from command.outcome import Status
 from command.study.request import StudyRequest
@@ -73,20 +75,33 @@ def _train(asked: StudyRequest, point: Point) -> Look:
     return lambda: result_in(asked, point) or PointEnding(None, "did not finish")
 
 
+@dataclass(frozen=True)
+class SubmittedRun:
+    """A run in the scheduler's hands; of such its queue takes ``most`` of one user together."""
+
+    asked: StudyRequest
+    point: Point
+    most: int | None
+
+    def __call__(self) -> PointEnding | None:
+        """Ask how it ended; nothing as long as it has not."""
+        path = self.asked.folder_of(self.point)
+        status = status_of(path, scheduler_of(read_recipe(path / "recipe.json").cluster))
+        if status.queued is None or status.queued:  # the scheduler is silent, or busy
+            return None
+        ended = PointEnding(None, f"{status.state}: {status.why}")
+        return result_in(self.asked, self.point) or ended
+
+
 def _submit(asked: StudyRequest, point: Point) -> Look:
     """Submit a point; one that is in its folder, whatever became of it, is left as it is."""
     arguments, path = asked.arguments_of(point), asked.folder_of(point)
     recipe = compose_recipe(arguments)
+    user = read_user(recipe.cluster.name, arguments.site)
+    settings = job_settings(recipe, user, repository=ROOT, run=path)
     if submit.submitted_before(recipe, path, again=False) is None:
         submit.hand_over(submit.check(recipe, arguments, path), after=None)
-
-    def look() -> PointEnding | None:
-        status = status_of(path, scheduler_of(read_recipe(path / "recipe.json").cluster))
-        if status.queued is None or status.queued:  # the scheduler is silent, or busy
-            return None
-        return result_in(asked, point) or PointEnding(None, f"{status.state}: {status.why}")
-
-    return look
+    return SubmittedRun(asked, point, settings.runs_at_once)
 
 
 def plan_point(asked: StudyRequest, point: Point) -> PointEnding:
@@ -115,14 +130,21 @@ def run_all(
     finish: Callable[[int, PointEnding], None],
     queue: QueueLimits,
 ) -> None:
-    """Keep as many runs under way as ``queue`` allows until every numbered point has ended."""
+    """Keep as many runs under way as ``queue`` allows until every numbered point has ended.
+
+    A queue of the cluster's may take fewer of one user.
+    """
     waiting, under_way = iter(points), dict[int, Look]()
     while True:
         for number, look in list(under_way.items()):
             if (ended := look()) is not None:
                 del under_way[number]
                 finish(number, ended)
-        if len(under_way) < queue.at_once and (drawn := next(waiting, None)) is not None:
+        at_once = min(_admitted(under_way.values()), default=queue.at_once)
+        if (
+            len(under_way) < min(at_once, queue.at_once)
+            and (drawn := next(waiting, None)) is not None
+        ):
             number, point = drawn
             try:
                 under_way[number] = start(point)
@@ -132,6 +154,13 @@ def run_all(
             time.sleep(queue.poll_seconds)
         else:
             return
+
+
+def _admitted(runs: Iterable[Look]) -> Iterator[int]:
+    """List how many runs together the queues of those under way take."""
+    for run in runs:
+        if isinstance(run, SubmittedRun) and run.most is not None:
+            yield run.most
 
 
 def say_ended(number: int, point: Point, ended: PointEnding) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from components.checkpoint import metadata
 from components.checkpoint.layout import PieceReader, read_pieces
 from components.checkpoint.metadata import DamagedCheckpointError, Marker, RunProgress
-from components.checkpoint.saving import WEIGHTS, State, master_of
+from components.checkpoint.saving import MOMENTS, WEIGHTS, State, master_of
 from components.checkpoint.sections import check_sections
 from components.distributed.collectives import by_first, together
 from components.errors import RecipeError
@@ -67,6 +67,24 @@ def choose_up_to(folder: Path, tokens: int) -> CheckpointChoice | None:
 def newest_whole(folder: Path) -> CheckpointChoice | None:
     """Find, alone, what `load_newest` would take; raise RecipeError where none is whole."""
     return _choose(folder, metadata.complete_checkpoints(folder), check_alone)
+
+
+def checkpoint_of(folder: Path, tokens: int, *, weights: bool) -> CheckpointChoice:
+    """Find, alone, the whole checkpoint after so many tokens; ``weights`` alone may do.
+
+    Raises:
+        RecipeError: there is none, or it is not whole.
+    """
+    kinds: tuple[metadata.Kind, ...] = ("tokens", "weights") if weights else ("tokens",)
+    there = [one for kind in kinds for one in metadata.complete_checkpoints(folder, kind)]
+    chosen = _choose(
+        folder, [one for one in there if metadata.tokens_of(one) == tokens], check_alone
+    )
+    if chosen is not None:
+        return chosen
+    known = sorted({metadata.tokens_of(one) for one in there})
+    remedy = f"there are {', '.join(f'{one:_}' for one in known)}" if known else "there is none"
+    raise RecipeError("at_tokens", f"{tokens:_} has no checkpoint in {folder}", remedy)
 
 
 def newest_weights(folder: Path, tokens: int | None) -> CheckpointChoice | None:
@@ -143,10 +161,12 @@ def load_checkpoint(
         taken.update(tensors)
         load(tensors, storage_reader=reader)
 
-    state.fill(read, found)
+    fresh = marker.fresh_optimizer
+    state.fill(read, found, fresh_optimizer=fresh)
     # All ranks are asked: each stage takes its own layers, and a master counts for its weight.
-    rounded = {name for name in found if master_of(name.removeprefix(WEIGHTS)) in found}
-    if left := sorted((set(found) - rounded).difference(*together(lambda: taken))):
+    unread = {name for name in found if master_of(name.removeprefix(WEIGHTS)) in found}
+    unread |= {name for name in found if fresh and name.startswith(MOMENTS)}
+    if left := sorted((set(found) - unread).difference(*together(lambda: taken))):
         raise _of_another_model(checkpoint, f"it has {left[0]}, {len(left)} such in all")
     return marker.progress
 

@@ -62,6 +62,7 @@ class _ProgressRecord(RunRecord):
     progress: _Progress
     held_out_loss: float | None
     files: Mapping[_Name, _Sections]
+    fresh_optimizer: bool = False
 
 
 class DamagedCheckpointError(RecipeError):
@@ -97,6 +98,7 @@ class Marker:
     progress: RunProgress
     held_out_loss: float | None  # in nats a token; none may be taken at a step
     files: Files
+    fresh_optimizer: bool = False  # who goes on from here begins with moments of 0
 
     @property
     def name(self) -> str:
@@ -108,6 +110,8 @@ class Marker:
 
     def dump(self) -> str:
         tree = {"format": FORMAT, **asdict(self)}
+        if not self.fresh_optimizer:
+            del tree["fresh_optimizer"]  # what earlier programs read, they still do
         return json.dumps(tree | {"sha256": _digest(tree)}, indent=1) + "\n"
 
 
@@ -151,6 +155,7 @@ def read_marker(checkpoint: Path) -> Marker:
             name: tuple(FileSection(*section) for section in sections)
             for name, sections in written.files.items()
         },
+        fresh_optimizer=written.fresh_optimizer,
     )
 
 

@@ -74,13 +74,25 @@ def prune(folder: Path, policy: Policy) -> None:
 
 
 def drop_after(checkpoint: Path) -> list[str]:
-    """Remove all later ones, the last first, and return their names."""
+    """Remove all later ones, weights alone too, the last first, and return their names."""
     folder = checkpoint.parent
-    later = [one for one in metadata.complete_checkpoints(folder) if one > checkpoint]
+    later = later_than(checkpoint)
     for one in later:
         (one / MARKER).unlink()
     _remove_incomplete(folder)
     return [one.name for one in later]
+
+
+def later_than(checkpoint: Path) -> list[Path]:
+    """List the complete checkpoints of more tokens, newest first, weights alone too.
+
+    A run that has gone back writes others of the same names.
+    """
+    tokens, folder = metadata.tokens_of(checkpoint), checkpoint.parent
+    kinds: tuple[metadata.Kind, ...] = ("tokens", "weights")
+    both = [one for kind in kinds for one in metadata.complete_checkpoints(folder, kind)]
+    later = [one for one in both if metadata.tokens_of(one) > tokens]
+    return sorted(later, key=metadata.tokens_of, reverse=True)
 
 
 def _remove_incomplete(folder: Path) -> None:
@@ -127,11 +139,16 @@ def amend(checkpoint: Path, progress: RunProgress) -> Marker:
     if there.progress == progress:
         return there
     marker = replace(there, progress=progress)
+    mark(checkpoint, marker)
+    return marker
+
+
+def mark(checkpoint: Path, marker: Marker) -> None:
+    """Put another marker in the place of a checkpoint's own, at once."""
     written = checkpoint.with_name(f".{checkpoint.name}.{MARKER}")
     write_synced(written, marker.dump())
     written.replace(checkpoint / MARKER)
     sync_folder(checkpoint)
-    return marker
 
 
 def complete(target: Path, marker: Marker) -> None:
@@ -164,6 +181,9 @@ def copy_out(
     grown, rank, ranks = beside(target), group.rank, group.size
 
     def begin() -> bool:
+        # A run that went back has others of the same tokens.
+        if (target / MARKER).exists() and metadata.read_marker(target).files != marker.files:
+            (target / MARKER).unlink()
         return clear(target, needed_bytes=marker.bytes, files=len(marker.files))
 
     def copy() -> None:

@@ -71,17 +71,21 @@ class State(Protocol):
     def tensors(self) -> dict[str, Tensor]:
         """Name every tensor: what several ranks have whole, any of them may give."""
 
-    def fill(self, read: Read, saved: Collection[str]) -> None:
+    def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
         """Call ``read``, all ranks as often, with tensors to fill; some ranks may have none.
 
         ``saved`` are all names in the checkpoint. Where it has a weight's master, that is the
-        weight, whatever either run rounds.
+        weight, whatever either run rounds. With ``fresh_optimizer`` moments and steps are 0, as
+        before a first step.
         """
+
+
+MOMENTS = "optimizer.state."  # before each weight's name, also where its master is
 
 
 def master_of(name: str) -> str:
     """Name the finer copy of a rounded weight in a checkpoint, its rows (`rows_of`)."""
-    return f"optimizer.state.{name}.master"
+    return f"{MOMENTS}{name}.master"
 
 
 class ShardState:
@@ -113,16 +117,16 @@ class ShardState:
             for key, value in self._optimizer.state[shard.parameter].items():
                 is_alike = value.shape == shard.parameter.shape and value.dim() > 0
                 whole = shard.whole(value) if is_alike else value
-                yield shard, f"optimizer.state.{shard.name}.{key}", whole
+                yield shard, f"{MOMENTS}{shard.name}.{key}", whole
 
-    def fill(self, read: Read, saved: Collection[str]) -> None:
+    def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
         """Fill what the optimizer updates and its state; of ranks with the same one reads.
 
         Weights that are rounded follow from their masters.
         """
         self._make()
         finer = {}
-        wanted = list(self._moments())
+        wanted = [] if fresh_optimizer else list(self._moments())
         for shard in self._shards:
             if (name := master_of(shard.name)) in saved:
                 value = shard.whole(shard.parameter.detach())

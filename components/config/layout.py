@@ -63,6 +63,8 @@ def deal_ranks(tree: Tree, microbatch_sequences: int, named: UserOverrides) -> N
             break
     for axis in AXES:
         named.put(tree, f"parallelism.{axis}", dealt[axis])
+    if dealt["expert"] == 1:  # nothing is sent
+        named.put(tree, "parallelism.expert_bound", None)
     named.put(tree, "parallelism.data_shard", "auto")
     fitting = _microbatch_sequences(tree, dealt, microbatch_sequences)
     named.put(tree, "parallelism.microbatch_sequences", fitting)

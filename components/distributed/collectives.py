@@ -18,6 +18,7 @@ from torch import Tensor
 from components.distributed.node_tree import NodeTree
 from components.errors import RecipeError
 from components.model.kept import is_given_back, kept
+from components.torch_internals.distributed import all_reduced, gathered, scattered
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class PendingCollective(NamedTuple):
 
 def gathering(group: dist.ProcessGroup) -> Collective:
     """Collect all ranks' rows in their order; reversed, add up what all have of one's rows."""
-    return Collective(partial(_gather, group=group), partial(_sum, group=group))
+    return Collective(partial(start_gather, group=group), partial(start_sum, group=group))
 
 
 def exchanging(
@@ -82,16 +83,32 @@ def gather_rows(rows: Float[Tensor, "rows *rest"], group: dist.ProcessGroup) -> 
     return apply(rows, group)
 
 
-def _gather(rows: Tensor, *, group: dist.ProcessGroup, at_once: bool = False) -> Started:
+def start_gather(rows: Tensor, *, group: dist.ProcessGroup, at_once: bool = False) -> Started:
+    """Begin to collect all ranks' rows; ``at_once`` ends it too, as graphs want it."""
+    if torch.compiler.is_compiling():
+        return gathered(rows.contiguous(), 0, group), None
     everyones = rows.new_empty(dist.get_world_size(group) * len(rows), *rows.shape[1:])
     work = all_gather(everyones, rows.contiguous(), group=group, async_op=not at_once)
     return everyones, work
 
 
-def _sum(rows: Tensor, *, group: dist.ProcessGroup, at_once: bool = False) -> Started:
+def start_sum(rows: Tensor, *, group: dist.ProcessGroup, at_once: bool = False) -> Started:
+    """Begin to add up what all ranks have of each one's rows; ``at_once`` ends it too."""
+    if torch.compiler.is_compiling():
+        return scattered(rows.contiguous(), "sum", 0, group), None
     mine = rows.new_empty(len(rows) // dist.get_world_size(group), *rows.shape[1:])
     work = reduce_scatter(mine, rows.contiguous(), group=group, async_op=not at_once)
     return mine, work
+
+
+def start_all_reduce(
+    share: Tensor, *, group: dist.ProcessGroup, at_once: bool = False
+) -> Started:
+    """Begin to add up what all ranks have, in new memory; ``at_once`` ends it too."""
+    if torch.compiler.is_compiling():
+        return all_reduced(share, "sum", group), None
+    total = share.clone(memory_format=torch.contiguous_format)
+    return total, dist.all_reduce(total, group=group, async_op=not at_once)
 
 
 def _exchange(
@@ -152,11 +169,11 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return kept(lambda: _gather(rows, group=group, at_once=True)[0])
+        return kept(lambda: start_gather(rows, group=group, at_once=True)[0])
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        return _sum(upstream[0], group=ctx.group, at_once=True)[0], None
+        return start_sum(upstream[0], group=ctx.group, at_once=True)[0], None
 
 
 def together(task: Callable[[], T], group: NodeTree | None = None) -> list[T]:

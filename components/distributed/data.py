@@ -130,6 +130,7 @@ class DataParallel:
                 buckets,
                 uses=lambda shard: uses[id(shard.weight)],
                 ahead=ahead if self._overlap else 0,
+                recurs=self._zero == 2,
                 give=self._give,
             )
             self._queues.append(queue)

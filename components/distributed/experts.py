@@ -12,23 +12,24 @@ A balance of all layers pooled is known at the last stage only: each stage hands
 next one beside the hidden states, and the gradient comes back along the same way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
-import torch.distributed as dist
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from typing_extensions import override
 
-from components.distributed.collectives import Collective, exchanging, gather_rows, gathering
-from components.distributed.tensor_styles import lend, place_parameters, sum_over
-from components.model import expert_products
+from components.distributed.collectives import gather_rows, gathering
+from components.distributed.expert_sizes import bounded_sizes, read_sizes
+from components.distributed.tensor_lending import lend, part_of, place_parameters
+from components.distributed.tensor_styles import sum_over
 from components.model.decoder import Decoder
-from components.model.expert_products import Matrices, Order, dealt, spread, summed
-from components.model.kept import kept, passing_on
+from components.model.expert_products import Matrices, Order, spread, summed
+from components.model.kept import passing_on
 from components.model.moe import Mixture, Stack, expert_layers, take_rows
 from components.model.routing import RoutingTally
 
@@ -50,20 +51,29 @@ def take_tally(
 
 
 def figures_of(decoder: Decoder, tally: RoutingTally | None, loss: Tensor) -> Tensor:
-    """Return the loss, the auxiliary loss, and the fullest expert's load over the mean."""
+    """Return loss, auxiliary loss, the fullest expert's load over the mean, pairs left out."""
     if tally is None:
-        return torch.stack([loss, torch.zeros_like(loss), torch.ones_like(loss)])
+        zero = torch.zeros_like(loss)
+        return torch.stack([loss, zero, zero + 1, zero])
     auxiliary = expert_layers(decoder)[0].penalty(tally)
-    return torch.stack([loss, auxiliary.to(loss), tally.largest_over_mean.to(loss)])
+    rest = auxiliary, tally.largest_over_mean, tally.pooled.beyond
+    return torch.stack([loss, *(each.to(loss) for each in rest)])
 
 
 Dispatch = Literal["all_gather", "all_to_all"]
 
 
 def split_experts(
-    decoder: Decoder, mesh: DeviceMesh, *, dispatch: Dispatch, overlap: int
+    decoder: Decoder,
+    mesh: DeviceMesh,
+    *,
+    dispatch: Dispatch,
+    overlap: int,
+    bound: float | None = None,
 ) -> None:
     """Apply expert parallelism to a decoder or a stage of one; ``mesh`` has one axis.
+
+    ``bound`` is of what an all-to-all sends to one rank, over an even share.
 
     The stacks of matrices become DTensors of that axis under their old names. They may be on
     ``meta``; elsewhere all ranks must hold the same values. One rank changes nothing.
@@ -75,9 +85,11 @@ def split_experts(
         assert len(stacks[0].weight) % mesh.size() == 0, "the recipe's rules see to it"
         for stack in stacks:
             place_parameters(stack, mesh, Shard(0))
-        lend(layer, lambda name, stack: stack.to_local(), owners=stacks)
-        kind = GatheredMixture if dispatch == "all_gather" else ExchangedMixture
-        layer.mixture = kind(layer.mixture, mesh, overlap=overlap)
+        lend(layer, lambda name, stack: part_of(stack), owners=stacks)
+        if dispatch == "all_gather":
+            layer.mixture = GatheredMixture(layer.mixture, mesh, overlap=overlap)
+        else:
+            layer.mixture = ExchangedMixture(layer.mixture, mesh, overlap=overlap, bound=bound)
 
 
 class SplitMixture(Mixture):
@@ -124,7 +136,18 @@ class GatheredMixture(SplitMixture):
 
 
 class ExchangedMixture(SplitMixture):
-    """Send each token to the ranks of its experts."""
+    """Send each token to the ranks of its experts.
+
+    With a ``bound`` a training pass sends every rank ``bound`` times an even share of pairs,
+    padded, so that sizes are known without the device; ``beyond`` counts the pairs that this
+    left out, whose results are wrong. `exact_exchanges` takes such a step without it.
+    """
+
+    def __init__(
+        self, mixture: Mixture, mesh: DeviceMesh, *, overlap: int, bound: float | None = None
+    ) -> None:
+        super().__init__(mixture, mesh, overlap=overlap)
+        self.bound = bound
 
     @override
     def forward(
@@ -134,54 +157,41 @@ class ExchangedMixture(SplitMixture):
             Order.of(ids, num_experts=len(matrices.up) * self._ranks, parts=1)
             for ids in self._split(experts)
         ]
-        exchanges, arriving = self._plan_exchanges(orders)
-        parts = zip(self._split(tokens), self._split(weights), orders, exchanges, strict=True)
-        departed = [
-            [
-                exchange.async_start(spread(part, order)),
-                exchange.async_start(of_part.flatten().index_select(0, order.pairs)[:, None]),
-            ]
-            for part, of_part, order, exchange in parts
-        ]
+        if self.bound is None or not self.training:  # nobody would repeat an evaluation
+            plan = read_sizes(orders, self._group)
+        else:
+            plan = bounded_sizes(orders, self._group, self.bound)
+        sent, exchanges, arriving, self.beyond = plan
+        lengths = [len(part) for part in self._split(tokens)]
+        parts = zip(self._split(tokens), self._split(weights), sent, exchanges, strict=True)
+        departed = []
+        for part, of_part, order, exchange in parts:
+            of_pairs = order._replace(tokens=order.pairs)
+            leaving = spread(part, order), spread(of_part.reshape(-1, 1), of_pairs)
+            departed.append([exchange.async_start(rows) for rows in leaving])
         returning = []
         for given, ids, exchange in zip(departed, arriving, exchanges, strict=True):
             mixed = self.mixture(*[rows.async_wait() for rows in given], ids, matrices)
             returning.append(exchange.reversed().async_start(mixed.to(tokens.dtype)))
         return _joined([
-            summed(passing_on(rows.async_wait()), order, len(order.pairs) // experts.shape[1])
-            for rows, order in zip(returning, orders, strict=True)
+            summed(passing_on(rows.async_wait()), order, length)
+            for rows, order, length in zip(returning, sent, lengths, strict=True)
         ])
 
-    def _plan_exchanges(
-        self, orders: Sequence[Order]
-    ) -> tuple[list[Collective], list[Int[Tensor, "pairs 1"]]]:
-        """Exchange counts, at once for all parts: each part's exchange, its pairs' experts."""
-        counts = torch.stack([order.counts for order in orders])
-        leaving = counts.view(len(orders), self._ranks, -1).transpose(0, 1).contiguous()
-        arriving = kept(lambda: self._exchanged(leaving))
-        arriving, leaving = arriving.transpose(0, 1), leaving.transpose(0, 1)
-        even = [n for order in orders for n in dealt(len(order.pairs), self._ranks)]
-        pairs = torch.stack([leaving, arriving]).sum(-1).flatten()
-        read = expert_products.on_host(pairs, even=even * 2)
-        ends = range(0, len(read), self._ranks)
-        lengths = [read[end : end + self._ranks] for end in ends]
-        sent, received = lengths[: len(orders)], lengths[len(orders) :]
-        pairs_of = zip(sent, received, strict=True)
-        exchanges = [exchanging(*numbers, self._group) for numbers in pairs_of]
-        totals = zip(arriving, map(sum, received), strict=True)
-        return exchanges, [_experts_of(part, total) for part, total in totals]
 
-    def _exchanged(self, counts: Tensor) -> Tensor:
-        arriving = torch.empty_like(counts)
-        dist.all_to_all_single(arriving, counts, group=self._group)
-        return arriving
+@contextmanager
+def exact_exchanges(decoders: Iterable[Decoder]) -> Iterator[None]:
+    """Send what is there, whatever the bound."""
+    modules = (module for decoder in decoders for module in decoder.modules())
+    bounds = {each: each.bound for each in modules if isinstance(each, ExchangedMixture)}
+    try:
+        for mixture in bounds:
+            mixture.bound = None
+        yield
+    finally:
+        for mixture, bound in bounds.items():
+            mixture.bound = bound
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _experts_of(counts: Int[Tensor, "ranks experts"], total: int) -> Int[Tensor, "pairs 1"]:
-    """Number the experts of rows that came rank by rank, each rank's by expert."""
-    ids = torch.arange(counts.shape[1], device=counts.device).repeat(len(counts))
-    return ids.repeat_interleave(counts.flatten(), output_size=total)[:, None]

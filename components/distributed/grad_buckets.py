@@ -124,7 +124,6 @@ class GradBucket:
     @torch.no_grad()
     def add(self, place: int, rows: Tensor) -> None:
         """Add the gradient of a microbatch, as rows of the whole weight."""
-        assert self._sent is None, "a gradient came after its bucket had left"
         self.layout.add(self._made_sums(), place, rows, fresh=self._arrived[place] == 0)
         self._arrived[place] += 1
 
@@ -134,8 +133,12 @@ class GradBucket:
     @torch.no_grad()
     def depart(self) -> None:
         """Begin to add up over ranks, in the dtype of the reduction."""
-        groups = self.layout.param_mesh
-        self._sent = self._made_sums().to(self._dtypes.reduce)
+        groups, sums = self.layout.param_mesh, self._made_sums()
+        for place, arrived in enumerate(self._arrived):
+            if not arrived:  # nobody used it
+                for part in self.layout.parts(sums, place):
+                    part.zero_()
+        self._sent = sums.to(self._dtypes.reduce)
         self.sums = None
         self._arrived = [0] * len(self._arrived)
         if self.layout.ranks > 1:
@@ -170,8 +173,8 @@ class GradBucket:
         if self.sums is None:
             size = self.layout.ranks, self.layout.columns
             device = local(self.layout.shards[0].weight).device
-            # Rows that the last ranks lack stay 0, and so does what nobody used.
-            self.sums = torch.zeros(size, dtype=self._dtypes.accumulate, device=device)
+            # What arrives first is written over it; rows that the last ranks lack nobody reads.
+            self.sums = torch.empty(size, dtype=self._dtypes.accumulate, device=device)
         return self.sums
 
     def _begin(
@@ -190,7 +193,8 @@ class BucketQueue:
     They leave in this order on every rank, whatever comes first: ranks that sent other buckets
     at the same time would add up what does not belong together. At most ``ahead`` are under
     way. ``give`` gets each shard's mean. ``uses`` counts the gradients of a weight in a pass of
-    all stages of this rank: one, or as many as hold it.
+    all stages of this rank: one, or as many as hold it. A bucket that ``recurs`` leaves after
+    every pass.
     """
 
     def __init__(
@@ -199,9 +203,11 @@ class BucketQueue:
         *,
         uses: Callable[[WeightShard], int],
         ahead: int,
+        recurs: bool,
         give: Callable[[WeightShard, Tensor], None],
     ) -> None:
         self._buckets = buckets
+        self._recurs = recurs
         self._uses = [[uses(shard) for shard in bucket.layout.shards] for bucket in buckets]
         self._ahead = ahead
         self._give = give
@@ -218,7 +224,9 @@ class BucketQueue:
 
     def add(self, bucket: GradBucket, place: int, rows: Tensor) -> None:
         """Take one pass's gradient of a weight, as rows, and send off what is full."""
-        while self._times == 1 and bucket in self._under_way:  # with the microbatch before
+        gone = bucket in self._departed and not self._recurs
+        assert not gone, "a gradient came after its bucket had left"
+        while bucket in self._under_way:  # with the microbatch before
             self._arrive()
         bucket.add(place, rows)
         while self._times and self._is_full(self._next):

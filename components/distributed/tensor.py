@@ -10,24 +10,26 @@ rank computes the logits of its own rows: three numbers a token pass between ran
 """
 
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
+import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 from typing_extensions import override
 
-from components.distributed.tensor_styles import (
-    SplitCore,
-    SplitNorm,
+from components.distributed.collectives import start_gather
+from components.distributed.tensor_blocks import HiddenLayout, split_block, split_columns
+from components.distributed.tensor_lending import (
+    GradientSum,
+    part_of,
     place_parameters,
     replicate_parameters,
-    share_input,
-    split_columns,
-    split_rows,
 )
+from components.distributed.tensor_styles import SplitCore, SplitNorm
 from components.errors import RecipeError
 from components.model.attention import Attention
 from components.model.decoder import Decoder, Layer
@@ -44,13 +46,21 @@ from components.model.norms import Norm
 from components.model.positions import Placement as Placed
 
 
-def split_tensors(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+def split_tensors(
+    decoder: Decoder,
+    mesh: DeviceMesh,
+    *,
+    sequence_parallel: bool,
+    reduce: torch.dtype = torch.float32,
+) -> None:
     """Apply tensor parallelism to a decoder or a stage of one; ``mesh`` has one axis.
 
     Every parameter becomes a DTensor under its old name; all ranks must hold the same values.
     With ``sequence_parallel`` hidden states are [batch, sequence / ranks, dim] between layers
     and between stages, else whole on each rank. Tokens, documents and targets are always whole;
-    the loss is the same on all ranks, and logits come whole. One rank alone changes nothing.
+    the loss is the same on all ranks, and logits, without a gradient, come whole. One rank
+    alone changes nothing. Of what all ranks hold, shares of a gradient are added up in
+    ``reduce``, or in their own dtype where it is finer.
 
     Raises:
         RecipeError: experts, or heads, inner widths or rows that do not divide among the ranks.
@@ -58,24 +68,42 @@ def split_tensors(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool
     if mesh.size() == 1:
         return
     _check(decoder, mesh.size())
-    between = Shard(1) if sequence_parallel else Replicate()
-    _split_ends(decoder, mesh, between)
+    split = _Split(mesh, HiddenLayout(mesh.get_group(), sequence_parallel), reduce)
+    _split_ends(decoder, split)
     for index, layer in decoder.layers.items():
-        _split_layer(cast("Layer", layer), mesh, between, index=int(index))
+        _split_layer(cast("Layer", layer), split, index=int(index))
 
 
-def _split_ends(decoder: Decoder, mesh: DeviceMesh, between: Placement) -> None:
+class _Split(NamedTuple):
+    """The ranks, how hidden states travel between them, and in what gradients are summed."""
+
+    mesh: DeviceMesh
+    between: HiddenLayout
+    reduce: torch.dtype
+
+    @property
+    def shares(self) -> GradientSum:
+        return GradientSum(self.between.group, self.reduce)
+
+    @property
+    def of_slices(self) -> GradientSum | None:
+        """What adds up gradients that each rank has from its own slice, where there are."""
+        return self.shares if self.between.sliced else None
+
+
+def _split_ends(decoder: Decoder, split: _Split) -> None:
     """Split what stands before the first layer and after the last, as far as it is here."""
+    mesh, between, _ = split
     for module in (decoder.embedding_norm, decoder.positions, decoder.final_norm):
         if module is not None:
-            replicate_parameters(module, mesh, sum_gradients=between.is_shard())
+            replicate_parameters(module, mesh, shares=split.of_slices)
     if decoder.embedding is not None:
         decoder.embedding = SplitEmbedding(decoder.embedding, mesh, between=between)
     decoder.readout = SplitReadout(mesh, between=between)
     if decoder.head is not None:
         place_parameters(decoder.head, mesh, Shard(0))
         decoder.head.readout = decoder.readout
-    if between.is_shard():
+    if between.sliced:
         decoder.sequence_slices = mesh.size()
         if decoder.positions is not None:
             decoder.positions.register_forward_hook(partial(_slice_embedded, mesh))
@@ -88,25 +116,29 @@ def _slice_embedded(
         placed.embedded = placed.embedded.chunk(mesh.size())[mesh.get_local_rank()]
 
 
-def _split_layer(layer: Layer, mesh: DeviceMesh, between: Placement, *, index: int) -> None:
+def _split_layer(layer: Layer, split: _Split, *, index: int) -> None:
     attention, mlp = layer.attention, cast("MLP", layer.mlp)
+    mesh = split.mesh
     for norm in (layer.attention_norm, layer.mlp_norm):
-        replicate_parameters(norm, mesh, sum_gradients=between.is_shard())
-    for block, output in ((attention, attention.output), (mlp, mlp.down)):
-        share_input(block, mesh, between)
-        split_rows(output, mesh, between)
-    for widening in (attention.query, mlp.gate, mlp.up):
-        if widening is not None:
-            split_columns(widening, mesh)
+        replicate_parameters(norm, mesh, shares=split.of_slices)
+    heads = [attention.query, attention.key, attention.value]
+    widening = [one for one in (mlp.gate, mlp.up) if one is not None]
+    for block, maps, output in (
+        (attention, heads, attention.output),
+        (mlp, widening, mlp.down),
+    ):
+        split_block(block, maps, output, mesh, between=split.between, shares=split.of_slices)
+    for one in (attention.query, *widening):
+        split_columns(one, mesh)
     attention.first_head = mesh.get_local_rank() * attention.num_heads // mesh.size()
-    if between.is_replicate():  # sliced, all dropout draws from a rank's own stream
+    if not split.between.sliced:  # sliced, all dropout draws from a rank's own stream
         attention.core = SplitCore(attention.core, mesh, layer=index)
     query_dim = attention.num_heads * attention.head_dim
     attention.query_norm = _split_norm(attention.query_norm, mesh, dim=query_dim)
-    _split_groups(attention, mesh)
+    _split_groups(attention, mesh, split.shares)
 
 
-def _split_groups(attention: Attention, mesh: DeviceMesh) -> None:
+def _split_groups(attention: Attention, mesh: DeviceMesh, shares: GradientSum) -> None:
     """Split the maps to keys and values, or let several ranks share a head."""
     key_dim, ranks = attention.key.out_features, mesh.size()
     groups = key_dim // attention.head_dim
@@ -117,12 +149,12 @@ def _split_groups(attention: Attention, mesh: DeviceMesh) -> None:
         return
     first = mesh.get_local_rank() * groups // ranks * attention.head_dim
     shared = slice(first, first + attention.head_dim)
-    replicate_parameters(attention.value, mesh, sum_gradients=True, rows=shared)
+    replicate_parameters(attention.value, mesh, shares=shares, rows=shared)
     if attention.key_norm is None:
-        replicate_parameters(attention.key, mesh, sum_gradients=True, rows=shared)
+        replicate_parameters(attention.key, mesh, shares=shares, rows=shared)
         return
     for module in (attention.key, attention.key_norm):  # a norm over all heads needs them all
-        replicate_parameters(module, mesh, sum_gradients=True)
+        replicate_parameters(module, mesh, shares=shares)
     attention.key_norm.register_forward_hook(lambda _, __, keys: keys[..., shared])
 
 
@@ -165,7 +197,7 @@ class SplitEmbedding(nn.Embedding):
     """
 
     def __init__(
-        self, embedding: nn.Embedding, mesh: DeviceMesh, *, between: Placement
+        self, embedding: nn.Embedding, mesh: DeviceMesh, *, between: HiddenLayout
     ) -> None:
         rows, dim = embedding.weight.shape
         super().__init__(rows, dim, device="meta")
@@ -177,18 +209,17 @@ class SplitEmbedding(nn.Embedding):
     @override
     def forward(self, input: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch slice dim"]:
         length, ranks = input.shape[1], self.mesh.size()
-        if self.between.is_shard() and length % ranks:
+        if self.between.sliced and length % ranks:
             raise RecipeError(
                 "budget.sequence_length",
                 f"{length:,} tokens cannot be sliced for {ranks} tensor ranks",
                 f"use {length + ranks - length % ranks:,}, "
                 "or parallelism.sequence_parallel=false",
             )
-        rows = cast("DTensor", self.weight).to_local()
+        rows = part_of(cast("DTensor", self.weight))
         row, elsewhere = _rows_here(input, self.mesh, len(rows))
         found = F.embedding(row, rows).masked_fill(elsewhere[..., None], 0.0)
-        share = DTensor.from_local(found, self.mesh, [Partial()], run_check=False)
-        return share.redistribute(placements=[self.between]).to_local()
+        return self.between.add(found)
 
 
 class SplitReadout(Readout):
@@ -197,22 +228,19 @@ class SplitReadout(Readout):
     Logits are gathered whole, for evaluation; the loss is the same on all ranks.
     """
 
-    def __init__(self, mesh: DeviceMesh, *, between: Placement) -> None:
+    def __init__(self, mesh: DeviceMesh, *, between: HiddenLayout) -> None:
         super().__init__()
-        self.mesh = mesh
         self.between = between
         self.softmax = SplitSoftmax(mesh)
 
     @override
     def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor | None) -> Tensor:
-        rows = cast("DTensor", weight).to_local()
-        placed = DTensor.from_local(hidden, self.mesh, [self.between], run_check=False)
-        gathered = placed.redistribute(placements=[Replicate()])
-        whole = gathered.to_local(grad_placements=[Partial()])
+        rows = part_of(cast("DTensor", weight))
+        whole = self.between.gather(hidden)
         if targets is not None:
             return linear_cross_entropy(whole, rows, targets, self.softmax)
-        logits = F.linear(whole, rows)
-        return DTensor.from_local(logits, self.mesh, [Shard(2)], run_check=False).full_tensor()
+        parts = _everyones(F.linear(whole, rows), self.between.group)
+        return torch.cat(list(parts), dim=-1)
 
 
 class SplitSoftmax(Softmax):
@@ -229,8 +257,7 @@ class SplitSoftmax(Softmax):
         share[2] = logits.gather(1, row).masked_fill(elsewhere, 0.0)
         for tokens in chunks(logits):
             share[0, tokens], share[1, tokens] = log_sums(logits[tokens])
-        placed = DTensor.from_local(share, self.mesh, [Shard(0)], run_check=False)
-        shares = placed.full_tensor().view(-1, *share.shape)  # (ranks, 3, tokens, 1)
+        shares = _everyones(share, self.mesh.get_group())  # (ranks, 3, tokens, 1)
         log_sum = (shares[:, 0] + shares[:, 1]).logsumexp(0)
         of_target = shares[:, 2].sum(0) - log_sum
         part = (share[0] + share[1] - log_sum).exp()  # of all probability
@@ -239,6 +266,11 @@ class SplitSoftmax(Softmax):
         one = of_target.expm1().to(logits.dtype)
         logits.scatter_(1, row, logits.gather(1, row).where(elsewhere, one))
         return -of_target.sum()
+
+
+@torch.no_grad()
+def _everyones(part: Tensor, group: dist.ProcessGroup) -> Float[Tensor, "ranks *part"]:
+    return start_gather(part[None], group=group, at_once=True)[0]
 
 
 def _rows_here(tokens: Tensor, mesh: DeviceMesh, rows: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Weight gather: updated rows reach all ranks under the next forward pass (ZeRO 1 and 2).
 
-Each bucket is one all-gather in the dtype of the weights. Two are under way while a module
-computes; a module waits for those of its own weights alone.
+Each bucket is one all-gather in the dtype of the weights. A module waits for those of its own
+weights alone; while it computes, those of the next module are under way, and at least two.
 """
 
 from collections.abc import Sequence
@@ -28,6 +28,7 @@ class WeightGather:
         self._ahead = ahead
         self._arrived = self._departed = len(buckets)
         self._under_way: list[tuple[dist.Work | None, Tensor]] = []
+        self._last_of_module: list[int] = []
 
     def watch(self, stage: nn.Module) -> None:
         """Let each module of a stage wait for its weights before it computes."""
@@ -51,6 +52,8 @@ class WeightGather:
                 self._hook(module, max(needed))
 
     def _hook(self, module: nn.Module, index: int) -> None:
+        self._last_of_module = sorted({*self._last_of_module, index})
+
         def wait(*_: object) -> None:
             self.settle(index)
 
@@ -71,8 +74,11 @@ class WeightGather:
             self._fill()
 
     def _fill(self) -> None:
-        ahead = max(self._ahead, 1)
-        while len(self._under_way) < ahead and self._departed < len(self._buckets):
+        """Send off what the next module waits for: fewer would leave the link idle under it."""
+        coming = (end + 1 for end in self._last_of_module if end >= self._arrived)
+        module = next(coming, 0) if self._ahead else 0
+        end = max(module, self._arrived + max(self._ahead, 1))
+        while self._departed < min(end, len(self._buckets)):
             self._depart(self._buckets[self._departed])
             self._departed += 1
 

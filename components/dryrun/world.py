@@ -12,7 +12,8 @@ computes nothing, makes and saves the tensors that the device's kernel would.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -34,8 +35,10 @@ from components.engine.parallelize import RankModel, allocate, parallelize_model
 from components.model import attention, attention_kernels, expert_products, loss, products
 from components.model.moe import Mixture
 from components.torch_internals import operators
+from components.train import module
 from components.train.batches import StepBatches
 from components.train.module import Pretraining
+from components.train.step_metrics import ReducedMetrics, reduce_step_metrics
 from components.train.trainer import MeshStrategy, degrees_of
 
 
@@ -140,9 +143,18 @@ def device_kernels(kind: str) -> Iterator[None]:
         yield
 
 
-def even_load() -> AbstractContextManager[Any]:
+@contextmanager
+def even_load() -> Iterator[None]:
     """Answer the host, which asks how many tokens an expert has, as if all had as many."""
-    return patch.object(expert_products, "on_host", lambda counts, *, even: list(even))
+
+    def agree(*given: Any, **named: Any) -> ReducedMetrics:
+        return replace(reduce_step_metrics(*given, **named), pairs_beyond=0.0)
+
+    with (
+        patch.object(expert_products, "on_host", lambda counts, *, even: list(even)),
+        patch.object(module, "reduce_step_metrics", agree),
+    ):
+        yield
 
 
 def _attend(

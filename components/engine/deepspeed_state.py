@@ -16,7 +16,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import GatheredParameters
 from torch import Tensor, nn
 
-from components.checkpoint.saving import WEIGHTS, Read, master_of
+from components.checkpoint.saving import MOMENTS, WEIGHTS, Read, master_of
 from components.config.rules.engine import check_precision
 from components.config.schema.recipe import Recipe
 from components.distributed.weight_shards import rows_of
@@ -116,7 +116,7 @@ class EngineState:
                 tensors |= {key: value.cpu() for key, value in whole.items()}
         return tensors
 
-    def fill(self, read: Read, saved: Collection[str]) -> None:
+    def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
         """Take weights and state one weight at a time; no rank ever holds all of them.
 
         The ranks take turns to read one for all.
@@ -128,16 +128,18 @@ class EngineState:
             has_master = master_of(name) in saved
             whole = {master_of(name): rows} if has_master else {f"{WEIGHTS}{name}": value}
             pieces = self._state_of(weight)
+            moments = {}
             for key, piece in pieces.items():
-                like = torch.empty_like(piece, device=weight.device)
-                alike = torch.empty_like(rows) if _is_alike(piece) else like
-                whole[f"optimizer.state.{name}.{key}"] = alike
-            read(whole if place % ranks == rank else {})
-            for one in whole.values():
+                like = torch.zeros_like(piece, device=weight.device)
+                alike = torch.zeros_like(rows) if _is_alike(piece) else like
+                moments[f"{MOMENTS}{name}.{key}"] = alike
+            given = whole if fresh_optimizer else whole | moments
+            read(given if place % ranks == rank else {})
+            for one in given.values():
                 dist.broadcast(one, place % ranks)
             self.put(name, value)
             for key, piece in pieces.items():
-                value = whole[f"optimizer.state.{name}.{key}"]
+                value = moments[f"{MOMENTS}{name}.{key}"]
                 self._put_state(
                     weight, key, value.view(_shape(weight)) if _is_alike(piece) else value
                 )

@@ -69,7 +69,7 @@ class StageCompute:
         self._part = SequencePart.here(mesh.axis("context"))
         self._step = self._first = self._microbatch = 0
         self.own_time = OwnTime(device)
-        self._figures: list[Tensor] = []  # of each microbatch: loss, auxiliary loss, load
+        self._figures: list[Tensor] = []  # of each microbatch, as `figures_of` has them
         # Of each stage's first layer, the sums of the hidden states that it sent on.
         self._outputs: defaultdict[int, list[Tensor]] = defaultdict(list)
         # By microbatch: its rows, their mask, and how many stages have had it.
@@ -148,7 +148,7 @@ class StageCompute:
     def share_of_means(self) -> Tensor:
         """Average the step's figures; over all ranks these shares add up to the mean."""
         if not self._figures:  # only the last stage has some, on all its ranks
-            return torch.zeros(3, dtype=torch.float64, device=self._device)
+            return torch.zeros(4, dtype=torch.float64, device=self._device)
         return torch.stack(self._figures).double().mean(0) / self._mesh.model_ranks
 
     def dropout_seed(self, part: str) -> int:

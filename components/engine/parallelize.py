@@ -153,10 +153,14 @@ def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ra
                 mesh.axis("expert"),
                 dispatch=degrees.expert_dispatch,
                 overlap=degrees.expert_overlap,
+                bound=degrees.expert_bound,
             )
         if degrees.tensor > 1:
             split_tensors(
-                decoder, mesh.axis("tensor"), sequence_parallel=degrees.sequence_parallel
+                decoder,
+                mesh.axis("tensor"),
+                sequence_parallel=degrees.sequence_parallel,
+                reduce=dtypes.reduce,
             )
         if recipe.precision.compute == FLOAT8:
             float8_layers(decoder, emulates=emulates_float8(device.type))

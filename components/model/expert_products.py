@@ -21,7 +21,8 @@ from components.torch_internals.operators import has_kernel
 class Matrices(NamedTuple):
     """The weights of all experts, or of one of ``parts`` equal parts; without a gate plain.
 
-    Pairs whose expert is not here (numbers below 0, above the last one) add nothing.
+    Pairs whose expert is not here (numbers below 0, above the last one) add nothing. Of a whole
+    one, rows of the number after the last are padding: they come last, and are in no product.
     """
 
     gate: Float[Tensor, "experts ffn dim"] | None
@@ -117,7 +118,7 @@ class _ExpertProducts(torch.autograd.Function):
         counts, of_rows = ctx.counts, torch.zeros_like(rows)
         of_stacks = [torch.empty_like(stack) for stack in stacks]
         for gradient, stack, of_stack in zip(upstream, stacks, of_stacks, strict=True):
-            parts = (split_with_sizes(each, counts) for each in (gradient, rows, of_rows))
+            parts = (_split(each, counts) for each in (gradient, rows, of_rows))
             for part, given, of_part, matrix, of_matrix in zip(
                 *parts, stack, of_stack, strict=True
             ):
@@ -132,10 +133,14 @@ def _one_by_one(
 ) -> tuple[Tensor, ...]:
     results = tuple(rows.new_empty(len(rows), stack.shape[1]) for stack in stacks)
     for stack, result in zip(stacks, results, strict=True):
-        parts = split_with_sizes(rows, counts), split_with_sizes(result, counts)
+        parts = _split(rows, counts), _split(result, counts)
         for part, of_part, matrix in zip(*parts, stack.mT, strict=True):
             torch.mm(part, matrix, out=of_part)
     return results
+
+
+def _split(rows: Tensor, counts: list[int]) -> tuple[Tensor, ...]:
+    return split_with_sizes(rows[: sum(counts)], counts)  # what pads them comes last
 
 
 @asked_once
@@ -157,6 +162,7 @@ class Order(NamedTuple):
     tokens: Int[Tensor, "pairs"]
     counts: Int[Tensor, "experts"]
     is_whole: bool  # every pair is here
+    places: Int[Tensor, "every_pair"] | None = None  # of each pair's row, if rows are padded
 
     @staticmethod
     def of(experts: Int[Tensor, "tokens top_k"], *, num_experts: int, parts: int) -> "Order":
@@ -229,8 +235,10 @@ def _sum_pairs(rows: Tensor, order: Order, num_tokens: int) -> Tensor:
     if not order.is_whole:
         sums = rows.new_zeros(num_tokens, rows.shape[1], dtype=_accumulation_dtype(rows))
         return sums.index_add_(0, order.tokens, rows.to(sums.dtype))
-    position = torch.empty_like(order.pairs)
-    position[order.pairs] = torch.arange(len(position), device=position.device)
+    position = order.places
+    if position is None:
+        position = torch.empty_like(order.pairs)
+        position[order.pairs] = torch.arange(len(position), device=position.device)
     per_token = rows.index_select(0, position).view(num_tokens, -1, rows.shape[1])
     return per_token.sum(1, dtype=_accumulation_dtype(rows))
 

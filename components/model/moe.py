@@ -1,6 +1,7 @@
 """A mixture of experts in place of a layer's MLP, dropless."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Literal, TypeVar, cast
 
@@ -110,7 +111,9 @@ class Experts(nn.Module):
 
     def take_routing(self) -> Routing | None:
         taken, self.routing = self.routing, None
-        return taken
+        if taken is None or self.mixture.beyond is None:
+            return taken
+        return replace(taken, beyond=taken.beyond + self.mixture.beyond)
 
     def _route(self, tokens: Tensor) -> ExpertChoice:
         logits: Tensor = self.router(tokens)
@@ -132,7 +135,12 @@ class Experts(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Sum each token's experts, in float32 or finer; no parameters: it is easily replaced."""
+    """Sum each token's experts, in float32 or finer; no parameters: it is easily replaced.
+
+    ``beyond`` counts, on the device, what the last forward pass had no room for; None is none.
+    """
+
+    beyond: Int[Tensor, ""] | None = None
 
     def __init__(self, *, path: Literal["auto", "grouped", "loop"]) -> None:
         super().__init__()

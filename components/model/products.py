@@ -64,6 +64,12 @@ def linear(
     return apply(inputs, weight, bias)
 
 
+def plain_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Map as `linear` does, where nobody differentiates."""
+    by_onednn = goes_to_onednn(inputs, weight)
+    return (_by_onednn if by_onednn else F.linear)(inputs, weight, bias)
+
+
 class Linear(nn.Linear):
     """Map as torch's own does, by the library that is fast on this processor."""
 
@@ -150,7 +156,7 @@ class _Linear(torch.autograd.Function):
         of_inputs, of_weight, of_bias = wanted_gradients(ctx)
         return (
             _by_onednn(gradient, weight.T) if of_inputs else None,
-            _of_weight(rows, inputs.flatten(0, -2)) if of_weight else None,
+            gradient_of_weight(rows, inputs.flatten(0, -2)) if of_weight else None,
             rows.sum(0) if of_bias else None,
         )
 
@@ -166,8 +172,10 @@ def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
     )
 
 
-def _of_weight(gradient: Tensor, inputs: Tensor) -> Tensor:
+def gradient_of_weight(gradient: Tensor, inputs: Tensor) -> Tensor:
     """Compute ``gradient.T @ inputs``; the left side, turned in memory, is the lesser one."""
+    if not goes_to_onednn(gradient, inputs):
+        return gradient.T @ inputs
     if gradient.shape[1] <= inputs.shape[1]:
         return _by_onednn(gradient.T, inputs.T)
     return _by_onednn(inputs.T, gradient.T).T.contiguous()

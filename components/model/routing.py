@@ -1,6 +1,7 @@
 """Which experts a token goes to, and the terms that keep the experts evenly loaded.
 
-No token is dropped and no expert has a capacity. What a router did is a few numbers an expert,
+No token is dropped and no expert has a capacity (what a bounded message cannot take is counted
+for the step to be taken otherwise). What a router did is a few numbers an expert,
 which add up over layers, parts of a sequence and pipeline stages.
 """
 
@@ -28,17 +29,18 @@ class Routing:
     counts: Float[Tensor, "experts"]  # tokens that reach each expert
     probabilities: Float[Tensor, "experts"]  # summed over the tokens
     squared_log_sums: Float[Tensor, ""]  # logsumexp(logits)**2, summed over the tokens
+    beyond: Float[Tensor, ""]  # pairs of token and expert that no bounded message had room for
 
     def row(self) -> Float[Tensor, "numbers"]:
         """Lay all numbers side by side; rows of several records add up."""
-        alone = torch.stack([self.tokens, self.squared_log_sums])
+        alone = torch.stack([self.tokens, self.squared_log_sums, self.beyond])
         return torch.cat([self.counts, self.probabilities, alone])
 
     @staticmethod
     def of(row: Float[Tensor, "numbers"]) -> "Routing":
-        num_experts = (len(row) - 2) // 2
-        counts, probabilities = row[:num_experts], row[num_experts:-2]
-        return Routing(row[-2], counts, probabilities, row[-1])
+        num_experts = (len(row) - 3) // 2
+        counts, probabilities = row[:num_experts], row[num_experts:-3]
+        return Routing(row[-3], counts, probabilities, row[-2], row[-1])
 
     def balance_loss(self) -> Float[Tensor, ""]:
         """Penalize an uneven load: ``experts * sum(fraction * mean probability)``.
@@ -93,7 +95,7 @@ class RoutingTally:
 
     @staticmethod
     def numbers(num_experts: int) -> int:
-        return 2 * num_experts + 5
+        return 2 * num_experts + 6
 
 
 def choose(
@@ -132,4 +134,5 @@ def record(
         counts=counts.scatter_add(0, chosen, counts.new_ones(()).expand(len(chosen))),
         probabilities=choice.probabilities.sum(0),
         squared_log_sums=squares.sum(),
+        beyond=zero,
     )

@@ -147,6 +147,7 @@ def on_one_process(recipe: Recipe) -> Recipe:
     parallelism |= {"zero": 0, "sequence_parallel": False, "schedule": "1f1b"}
     parallelism |= {"engine": "mesh", "offload_optimizer": False}
     parallelism |= {"expert_dispatch": "all_gather", "expert_overlap": 1, "expert_aware": True}
+    parallelism |= {"expert_bound": None}
     tree["parallelism"] = parallelism
     tree["cluster"] |= {"ranks": 1, "nodes": 1, "devices_per_node": 1}
     return check_recipe(tree)

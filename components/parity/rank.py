@@ -43,6 +43,7 @@ class Recorder(RunCallback):
 
     def on_step(self, module: Pretraining) -> None:
         assert module.last is not None
+        module.engine.on_gradients = None
         first = module.batches.positions(len(self.losses))[0]
         size = module.recipe.parallelism.microbatch_sequences
         values = module.compute.losses.tolist()  # of the last stage
@@ -53,7 +54,6 @@ class Recorder(RunCallback):
             self._keep("weight", module.engine.weights())
 
     def _keep_gradients(self, module: Pretraining) -> None:
-        module.engine.on_gradients = None
         self._keep("gradient", module.engine.gradients())
 
     def _keep(self, kind: str, named: NamedTensors) -> None:

@@ -157,8 +157,11 @@ def tensor_bytes(job: TrainingJob) -> float:
 
 
 def expert_bytes(job: TrainingJob) -> float:
-    """Count what an expert rank sends when it gathers tokens or scatters results once."""
-    return 2.0 * job.microbatch_tokens * job.shape.dim * (job.layout.expert - 1)
+    """Count what an expert rank sends when tokens go to experts, or results come back, once."""
+    sent, ranks = 2.0 * job.microbatch_tokens * job.shape.dim, job.layout.expert
+    if job.layout.expert_dispatch == "all_to_all":
+        sent *= (job.shape.mlp.top_k or 1) * job.layout.padding / ranks
+    return sent * (ranks - 1)
 
 
 def context_bytes(job: TrainingJob) -> float:

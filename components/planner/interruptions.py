@@ -158,13 +158,6 @@ class JobChain(NamedTuple):
     seconds: float
 
 
-def longest_queue(cluster: Cluster) -> QueueSection | None:
-    """Choose, of the queues that take so many nodes, the one whose jobs may run longest."""
-    count = cluster.nodes
-    fitting = (one for one in cluster.queues if one.fewest_nodes <= count <= one.most_nodes)
-    return max(fitting, key=lambda queue: queue.longest_hours, default=None)
-
-
 def chain_of(
     work: float, queue: QueueSection | None, *, start_up: float, write: float, read: float
 ) -> JobChain | None:

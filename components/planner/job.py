@@ -43,6 +43,7 @@ class ParallelLayout:
     expert_aware: bool
     expert_dispatch: str
     expert_overlap: int
+    expert_bound: float | None
     sequence_parallel: bool
     schedule: str
     splits_backward: bool
@@ -56,6 +57,11 @@ class ParallelLayout:
     @property
     def ranks(self) -> int:
         return self.data * self.tensor * self.pipeline * self.expert * self.context
+
+    @property
+    def padding(self) -> float:
+        """How many rows experts here get for each pair of token and expert at even load."""
+        return min(self.expert_bound or 1.0, float(self.expert))
 
     @cached_property
     def placement(self) -> StagePlacement:
@@ -116,6 +122,7 @@ class TrainingJob:
     dropout: bool
     fused_attention: bool
     attention_passes: int
+    compiled: bool = False
 
     @property
     def tokens_per_step(self) -> int:
@@ -146,6 +153,7 @@ def job_of(recipe: Recipe) -> TrainingJob:
         dropout=bool(recipe.model.get("dropout")),
         fused_attention=attention_backends(recipe)[:1] != ("math",),
         attention_passes=attention_passes(recipe),
+        compiled=parallelism.compile != "none",
     )
 
 

@@ -54,7 +54,7 @@ def _kept_selectively(job: TrainingJob) -> float:
     (`components.model.kept`); 4 bytes a head are attention's own, 12 the choice of an expert.
     """
     shape, layout, hidden = job.shape, job.layout, 2.0 * job.shape.dim
-    attention, copies = shape.attention, shape.mlp.top_k or 1
+    attention, copies = shape.attention, (shape.mlp.top_k or 1) * layout.padding
     queries = attention.num_heads * attention.head_dim
     keys = attention.num_kv_heads * attention.head_dim
     whole = 2 * hidden  # what comes in, and what attention adds
@@ -93,7 +93,7 @@ def _attention(job: TrainingJob) -> tuple[float, float]:
 def _mlp(job: TrainingJob) -> tuple[float, float]:
     """Bytes a token of the MLP; a token that meets ``top_k`` experts is kept so many times."""
     shape = job.shape
-    copies = shape.mlp.top_k or 1
+    copies = (shape.mlp.top_k or 1) * job.layout.padding
     # What goes into the activation and out of it; a gate adds its own input and the product.
     widths = 4 if shape.mlp.gated else 2
     whole = (3.0 if job.dropout else 2.0) * shape.dim

@@ -26,6 +26,7 @@ from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster, Parallelism
 from components.config.stages import SPLIT_SCHEDULES, splits_backward
 from components.errors import RecipeError
+from components.planner.queues import nearest_nodes, takes_runs
 
 SEARCHED = (
     *("data", "tensor", "pipeline", "expert", "context", "zero", "sequence_parallel"),
@@ -225,15 +226,18 @@ def has_layout(template: Recipe, nodes: int, fixed: frozenset[str]) -> bool:
 def near_nodes(cluster: Cluster, ranks: int) -> Iterator[int]:
     """List numbers of nodes for ``ranks``: theirs if they fill nodes, else a quarter around.
 
-    The nearest comes first.
+    The nearest comes first. Those that no queue takes for a long run are left out; where that
+    leaves none, the nearest that a queue takes are listed.
     """
     devices, most = cluster.devices_per_node, most_nodes(cluster)
     whole, rest = divmod(ranks, devices)
     if not rest or whole >= most:
-        yield min(whole, most)
-        return
-    span = range(max(1, 3 * whole // 4), min(5 * whole // 4 + 1, most) + 1)
-    yield from sorted(span, key=lambda nodes: abs(nodes * devices - ranks))
+        span = [min(whole, most)]
+    else:
+        span = list(range(max(1, 3 * whole // 4), min(5 * whole // 4 + 1, most) + 1))
+    taken = [nodes for nodes in span if takes_runs(cluster, nodes)]
+    found = taken or nearest_nodes(cluster, whole) or span
+    yield from sorted(found, key=lambda nodes: abs(nodes * devices - ranks))
 
 
 def fewest_nodes(
@@ -255,6 +259,9 @@ def fewest_nodes(
     days: dict[int, float] = {}
     nodes, most = 1, most_nodes(cluster)
     while nodes <= most:
+        if not takes_runs(cluster, nodes):
+            nodes += 1
+            continue
         found = days_on(nodes) if has_layout(template, nodes, fixed) else None
         if found is not None:
             if found <= within_days:

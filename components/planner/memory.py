@@ -197,7 +197,8 @@ def _gathered_layers(job: TrainingJob, parameters: DeviceParameters, layers: int
 
 def _activations(job: TrainingJob, rank: int, layers: int, software: SoftwareMemory) -> float:
     layout, gathered = job.layout, 0.0
-    if software.keeps_gathered and layout.sequence_parallel:
+    # Torch's compiler never repeats a collective by itself.
+    if (software.keeps_gathered or job.compiled) and layout.sequence_parallel:
         # Of its blocks' gathered inputs what is beyond this rank's slice.
         gathered = 2 * 2.0 * job.shape.dim * (1 - 1 / layout.tensor)
     again = layout.recomputed_of(rank) if job.recompute != "none" else 0

@@ -8,9 +8,10 @@ from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster
 from components.errors import RecipeError
-from components.planner.interruptions import HOUR
+from components.planner.interruptions import HOUR, JobChain
 from components.planner.job import TrainingJob, job_of
 from components.planner.memory import Memory, plan_memory
+from components.planner.queues import longest_queue, queue_remark, with_nodes
 from components.planner.run_time import Course, plan_course
 from components.planner.software import Calibration, SoftwareModel, software_of
 from components.planner.time import StepTime, plan_time
@@ -46,7 +47,8 @@ class Bill(BaseModel, frozen=True):
     """Costs of the whole course of a run.
 
     ``days`` are without waiting in queues; of the parts that add up to them, null is not known
-    and counts as 0. ``jobs`` are those of the chain, where a queue's limit is known.
+    and counts as 0. ``jobs`` are those of the chain, where a queue's limit is known; somebody
+    submits them in so many ``submissions``, one by one where the queue takes no chain.
     """
 
     device_hours: float
@@ -64,6 +66,7 @@ class Bill(BaseModel, frozen=True):
     waiting_days: float
     queue: str | None
     jobs: int | None
+    submissions: int | None
     start_up_seconds: float
     checkpoints: CheckpointCost
     evaluations: InterruptionCost
@@ -76,7 +79,7 @@ class Plan:
 
     ``missing`` names every figure that the plan went on without, ``is_guess`` says whether the
     time of a step needed one of them. ``calibration`` is what the cluster's own runs say of
-    the ``software``.
+    the ``software``. ``limit`` is what the run meets in its queue, with the nearest way out.
     """
 
     job: TrainingJob
@@ -86,6 +89,7 @@ class Plan:
     memory: Memory
     missing: tuple[RecipeError, ...]
     is_guess: bool
+    limit: RecipeError | None
     time: StepTime | None = None
     course: Course | None = None
     bill: Bill | None = None
@@ -121,6 +125,7 @@ def plan_recipe(recipe: Recipe) -> Plan:
         memory=plan_memory(job, hardware, software.memory),
         missing=missing,
         is_guess=bool(missing),
+        limit=_limit(recipe.cluster, None),
     )
     try:
         time = plan_time(job, hardware, software.speed)
@@ -133,7 +138,13 @@ def plan_recipe(recipe: Recipe) -> Plan:
         course=course,
         bill=bill_of(course, recipe.cluster, hardware),
         missing=(*missing, *course.missing),
+        limit=_limit(recipe.cluster, course.chain),
     )
+
+
+def _limit(cluster: Cluster, chain: JobChain | None) -> RecipeError | None:
+    asked = with_nodes(cluster, cluster.nodes + cluster.spare_nodes)
+    return queue_remark(asked, longest_queue(asked), chain.jobs if chain else None)
 
 
 def _missing_figures(hardware: Hardware, job: TrainingJob) -> tuple[RecipeError, ...]:
@@ -183,6 +194,7 @@ def bill_of(course: Course, cluster: Cluster, hardware: Hardware) -> Bill:
         waiting_days=starts * cluster.waiting_hours * HOUR / DAY,
         queue=chain.queue if chain else None,
         jobs=chain.jobs if chain and chain.queue else None,
+        submissions=course.submissions,
         start_up_seconds=course.start_up,
         checkpoints=CheckpointCost(
             count=work.checkpoints,

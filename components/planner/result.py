@@ -12,6 +12,7 @@ from components.config.layout import AXES
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import AssumedValue, PublishedFigure
 from components.config.shape import ModelShape
+from components.errors import RecipeError
 from components.planner.job import TrainingJob
 from components.planner.layer import layer_products
 from components.planner.memory import Verdict
@@ -99,7 +100,7 @@ class CalibrationSummary(BaseModel, frozen=True):
 
 
 class MissingFigure(BaseModel, frozen=True):
-    """A figure of the machine that nobody has measured."""
+    """A figure of the machine that nobody has measured, or a limit of its queues."""
 
     figure: str
     problem: str
@@ -123,6 +124,7 @@ class PlanResult(BaseModel, frozen=True):
     assumed: dict[str, AssumedValue]
     calibration: CalibrationSummary | None
     missing: tuple[MissingFigure, ...]
+    limit: MissingFigure | None
     search: LayoutsFound | None
 
     def as_json(self) -> dict[str, Any]:
@@ -177,12 +179,14 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
         },
         assumed=dict(recipe.assumed),
         calibration=_calibration(plan.calibration),
-        missing=tuple(
-            MissingFigure(figure=item.path, problem=item.problem, remedy=item.remedy)
-            for item in plan.missing
-        ),
+        limit=None if plan.limit is None else _told(plan.limit),
+        missing=tuple(_told(item) for item in plan.missing),
         search=search,
     )
+
+
+def _told(error: RecipeError) -> MissingFigure:
+    return MissingFigure(figure=error.path, problem=error.problem, remedy=error.remedy)
 
 
 def _recomputation(plan: Plan) -> PlannedRecomputation | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 
 from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe
@@ -9,6 +10,7 @@ from components.errors import RecipeError
 from components.planner import interruptions
 from components.planner.interruptions import HOUR, CheckpointTime, FailureTime, JobChain
 from components.planner.job import TrainingJob
+from components.planner.queues import longest_queue, most_chained, with_nodes
 from components.planner.software import SoftwareModel, SoftwareRun, SoftwareSpeed
 from components.planner.time import StepTime, evaluation_seconds, plan_time
 
@@ -106,7 +108,8 @@ class Course:
     """Work, what failures add and the chain of jobs that holds it all.
 
     ``failures`` and the best interval, in seconds and in tokens, are null where the profile
-    does not say how often nodes fail; ``chain`` where its jobs get nowhere.
+    does not say how often nodes fail; ``chain`` where its jobs get nowhere. Somebody hands
+    over the chain in so many ``submissions``.
     """
 
     work: UninterruptedRun
@@ -115,6 +118,7 @@ class Course:
     best_interval: float | None
     best_every_tokens: int | None
     chain: JobChain | None
+    submissions: int | None
     missing: tuple[RecipeError, ...]
 
     @property
@@ -156,9 +160,11 @@ def plan_course(
         )
         if failures is None:
             missing.append(_never_ends(between, best_tokens))
+    asked = with_nodes(cluster, cluster.nodes + cluster.spare_nodes)
+    queue = longest_queue(asked)
     chain = interruptions.chain_of(
         work.seconds + (failures.total if failures else 0.0),
-        interruptions.longest_queue(cluster),
+        queue,
         start_up=start_up,
         write=saving.whole,  # the end of a job waits for it
         read=saving.read,
@@ -172,6 +178,7 @@ def plan_course(
         best_interval=best,
         best_every_tokens=best_tokens,
         chain=chain,
+        submissions=_submissions(chain, most_chained(cluster, queue)),
         missing=tuple(missing),
     )
 
@@ -197,6 +204,13 @@ def _work(
         ),
         evaluations=1 + crossings(parts, cadence.every_tokens),  # one before the first step
     )
+
+
+def _submissions(chain: JobChain | None, most: int | None) -> int | None:
+    """Count how often a person submits: whole chains, or each job where there is no chain."""
+    if chain is None or chain.queue is None:
+        return None
+    return 1 if most is None else ceil(chain.jobs / most)
 
 
 _UNKNOWN_FAILURES = RecipeError(

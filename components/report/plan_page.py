@@ -79,7 +79,7 @@ def _cards(plan: PlanResult) -> tuple[Card, ...]:
     site = f"{numbers.measured(bill.site_units)} {bill.site_unit}"
     energy = bill.energy_kwh
     kwh = None if energy is None else f"{numbers.measured(energy)} kWh of the devices"
-    chain = f"{bill.jobs:,} jobs of {bill.queue}" if bill.jobs else "without waiting"
+    chain = plan_tables.jobs_of_chain(bill) if bill.jobs else "without waiting"
     device = f"{time.tokens_per_second_per_device:,.1f} a device"
     causal = f"{time.mfu_causal:.1%} with causal attention"
     return (

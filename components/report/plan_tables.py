@@ -93,7 +93,7 @@ def bill_rows(bill: Bill, now: datetime | None) -> list[tuple[str, str]]:
     ]
     if bill.energy_kwh is not None:
         rows.append(("energy of the devices", f"{significant(bill.energy_kwh)} kWh"))
-    jobs = f", {bill.jobs:,} jobs of {bill.queue}" if bill.jobs else ""
+    jobs = f", {jobs_of_chain(bill)}" if bill.jobs else ""
     failures = f"{bill.failures.count:.3g} failures" if bill.failures.count is not None else ""
     rows.append(("days, without waiting", f"{bill.days:.3g}{jobs}"))
     saved, evaluated = bill.checkpoints.count, bill.evaluations.count
@@ -112,6 +112,16 @@ def bill_rows(bill: Bill, now: datetime | None) -> list[tuple[str, str]]:
     if now is not None:
         rows.append(("finish if it starts now", _end(now, bill.days + bill.waiting_days)))
     return rows
+
+
+def jobs_of_chain(bill: Bill) -> str:
+    """Write how many jobs of which queue a run is, and who submits them if no chain does."""
+    jobs = f"{bill.jobs:,} jobs of {bill.queue}"
+    if bill.submissions is None or bill.submissions == 1:
+        return jobs
+    if bill.submissions == bill.jobs:
+        return f"{jobs}, each submitted by hand"
+    return f"{jobs} in {bill.submissions:,} chains"
 
 
 def _interval(saving: CheckpointCost) -> str:

@@ -30,9 +30,9 @@ def job_name(seen: Mapping[str, str]) -> str | None:
 
 # fmt: off
 Kind = Literal[
-    "preflight", "start", "resume", "stop", "end", "restart", "job_end", "exclusion",
+    "preflight", "start", "resume", "stop", "end", "restart", "rewind", "job_end", "exclusion",
     "checkpoint", "damaged", "skip", "roll_back", "lower_lr", "changed_setting", "rehearsal",
-    "hang", "slow_rank", "memory_growth", "replicas",
+    "hang", "slow_rank", "memory_growth", "replicas", "expert_bound",
 ]
 # fmt: on
 

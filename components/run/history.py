@@ -28,7 +28,8 @@ _VERSIONS = "the journal and this program must be of the same version"
 _PREFLIGHT = "preflight"  # with it a job begins, and its ranks start after it
 _BEGINS = ("start", "resume")
 _GO_BACK = (*_BEGINS, "roll_back")
-_OF_JOBS = ("job_end", "exclusion")  # no process tells them: of a lost job, much later
+# No process of the run tells them: of a lost job, or of what a user did, much later.
+_FROM_OUTSIDE = ("job_end", "exclusion", "rewind")
 _ENERGY = "energy"  # a sum so far, which took no time of its own
 _CAUSES = {
     **dict.fromkeys((*_BEGINS, _PREFLIGHT), "starting"),
@@ -216,7 +217,7 @@ class _Account:
 
     def book(self, record: Mapping[str, Any]) -> None:
         kind = record["kind"]
-        if kind in _OF_JOBS or kind == _ENERGY:
+        if kind in _FROM_OUTSIDE or kind == _ENERGY:
             return
         if kind == "restart" and not record["evidence"]["restart"]:
             return  # a new job tells why the ranks of one before ended: the queue lies between

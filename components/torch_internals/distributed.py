@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import _C, Tensor
-from torch.distributed import distributed_c10d
+from torch.distributed import _functional_collectives, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
@@ -24,6 +24,16 @@ StridedShard = _StridedShard
 
 FSDP over tensor ranks splits from right to left over the axes of a mesh.
 """
+
+_new: Any = _functional_collectives
+# Torch 2.13 gave two of them another name and warns of the old one, all that older ones have.
+gathered = getattr(_new, "all_gather_single", None) or _new.all_gather_tensor
+"""Collectives that return new tensors: what torch's compiler knows, and hides behind products.
+
+In public those of `torch.distributed` become these in a graph, with copies for their writing.
+"""
+scattered = getattr(_new, "reduce_scatter_single", None) or _new.reduce_scatter_tensor
+all_reduced = _new.all_reduce
 
 
 def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
@@ -62,6 +72,17 @@ def group_of_members(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGr
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return the part on this rank; `DTensor.to_local` is an operator that modes would see."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def placement_of(parameter: DTensor) -> Any:
+    """Return what is known of a DTensor beside its numbers, for `placed`."""
+    return parameter._spec
+
+
+def placed(part: Tensor, placement: Any) -> DTensor:
+    """Make a DTensor of this rank's part; `DTensor.from_local` asks again what is known."""
+    made: Any = DTensor  # its own constructor has no types
+    return cast("DTensor", made(part, placement, requires_grad=False))
 
 
 def flight_record(*, of_nccl: bool) -> bytes:

@@ -92,6 +92,14 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def saves_through_hooks() -> bool:
+    """Whether hooks take what autograd saves here, as those of a checkpoint do.
+
+    In public one can hang up hooks, but not ask whether there are any.
+    """
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def keeps_graph() -> bool:
     """Whether the backward pass that runs has ``retain_graph``, which no `Function` is told."""
     return torch._C._autograd._get_current_graph_task_keep_graph()

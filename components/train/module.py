@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from lightning.pytorch import LightningModule
@@ -15,6 +16,7 @@ from components.config.stages import splits_backward
 from components.data.samples import samples_digest
 from components.distributed.data import DataParallel
 from components.distributed.devices import StateDtypes, compute_dtype
+from components.distributed.experts import exact_exchanges
 from components.distributed.mesh import Mesh
 from components.distributed.pipeline import Accumulation, Microbatches, Pipeline
 from components.distributed.tensor_styles import seed_layers
@@ -55,6 +57,7 @@ class Pretraining(LightningModule):
         self.stopping = False
         self.last: StepRecord | None = None
         self.verdict: StepVerdict | None = None  # on the step just tried: None if it was taken
+        self.pairs_beyond = 0  # of token and expert in it, for which parallelism.expert_bound
         self.guard = StepGuard(
             rules=recipe.guard, scales_loss=not isinstance(recipe.precision.loss_scale, str)
         )
@@ -180,13 +183,20 @@ class Pretraining(LightningModule):
         """Take one step on ``batch`` (microbatches, sequences, length + 1), or find it bad.
 
         A bad one leaves weights, optimizer and clock where they were, and `verdict` says why.
+        One that sent more to experts than its bound is computed again, without one.
         """
         self.compute.begin(self.progress.step, len(batch))
         optimizer, tokens = self.recipe.optimizer, self.progress.tokens
         lr = float(optimizer["lr"] * self._schedule(tokens) * self.guard.lr_factor(tokens))
         clips = tokens >= optimizer["clip_after_tokens"]
         limit = float(optimizer["clip_norm"]) if clips else math.inf
-        norm = self.engine.step(batch, lr=lr, norm_limit=limit, judge=self._judge)
+        step = partial(self.engine.step, batch, lr=lr, norm_limit=limit, judge=self._judge)
+        norm, self.pairs_beyond = step(), 0
+        if beyond := self._agreed.pairs_beyond:
+            self.pairs_beyond = round(beyond * len(batch) * self.mesh.data_ranks)
+            self.compute.begin(self.progress.step, len(batch))
+            with exact_exchanges(self.decoders):
+                norm = step()
         if norm is None:
             return
         known = self._agreed.gradient_norm
@@ -218,6 +228,8 @@ class Pretraining(LightningModule):
             own=self.rank_figures.own(step=self.progress.step + 1, device=self.device),
         )
         self.rank_figures.take(agreed.told)
+        if agreed.pairs_beyond:  # these figures are wrong
+            return None
         self.verdict = self.guard.judge(loss=agreed.loss, gradient_norm=agreed.gradient_norm)
         return None if self.verdict else agreed.norm
 

@@ -27,7 +27,7 @@ class StepRecord:
     loss_scale: float
 
 
-_AGREED = 7  # numbers that travel in every step; those of a rank may follow
+_AGREED = 8  # numbers that travel in every step; those of a rank may follow
 _HALF_BITS = 32
 
 
@@ -38,6 +38,7 @@ class ReducedMetrics:
     loss: float
     auxiliary_loss: float
     expert_load: float
+    pairs_beyond: float  # of token and expert, of which a bounded exchange had no room
     stop: bool
     gradient_norm: float | None  # None where only the engine knows it
     samples_digest: int
@@ -50,24 +51,26 @@ def reduce_step_metrics(
 ) -> ReducedMetrics:
     """Add up over all ranks, and read the sums on the host: the one wait of a step.
 
-    ``means`` are this rank's shares of loss, auxiliary loss and expert load, ``squares`` is
-    that of the squared norm if the engine has it, ``samples_digest`` that of the samples which
-    this rank counts. One rank that asks to ``stop`` is enough. ``means`` and ``own`` (a vector
-    of any length, as long on every rank) are float64.
+    ``means`` are this rank's shares of loss, auxiliary loss, expert load and pairs beyond a
+    bound, ``squares`` is that of the squared norm if the engine has it, ``samples_digest`` that
+    of the samples which this rank counts. One rank that asks to ``stop`` is enough. ``means``
+    and ``own`` (a vector of any length, as long on every rank) are float64.
     """
     # A float64 holds the sum of halves exactly, for up to two million ranks.
     rest = means.new_tensor([stop, 0.0, *divmod(samples_digest, 1 << _HALF_BITS)])
     if squares is not None:
         rest[1] = squares
     sums = sum_over_ranks(torch.cat([means, rest, own]))
-    loss, auxiliary_loss, expert_load, stops, squared, high, low = sums[:_AGREED].tolist()
+    loss, auxiliary_loss, expert_load, beyond, *others = sums[:_AGREED].tolist()
+    stops, squared, high, low = others
     return ReducedMetrics(
         loss=loss,
         auxiliary_loss=auxiliary_loss,
         expert_load=expert_load,
+        pairs_beyond=beyond,
         stop=stops > 0,
         gradient_norm=None if squares is None else math.sqrt(squared),
         samples_digest=((int(high) << _HALF_BITS) + int(low)) % DIGEST_MODULUS,
-        norm=sums[4].sqrt(),
+        norm=sums[5].sqrt(),
         told=sums[_AGREED:],
     )

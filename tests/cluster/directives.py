@@ -56,7 +56,7 @@ PBS = {
 def read_directives(script: str) -> dict[str, list[str]]:
     """Read the options of a script's head, each with its values; comments end the head."""
     shebang, *lines = script.splitlines()
-    assert shebang == "#!/bin/bash"
+    assert shebang in {"#!/bin/bash", "#!/bin/bash -l"}
     head = [line for line in lines if line.startswith(("#SBATCH", "#PBS"))]
     assert lines[: len(head)] == head, "a directive after the head is not read"
     assert len({line.split()[0] for line in head}) == 1

@@ -53,6 +53,18 @@ def the_pass(tmp_path: Path) -> Path:
     return folder
 
 
+def test_an_array_has_no_more_elements_than_a_user_may_have_jobs(
+    prepare: Prepare, taking: Programs, tmp_path: Path
+) -> None:
+    queue = "{name: one, fewest_nodes: 1, most_nodes: 9, longest_hours: 2.0"
+    limited = f"cluster.queues=[{queue}, submitted_per_user: 1}}]"
+    with pytest.raises(QueuedError):
+        prepare(recipe_of(*JUWELS, "cluster.nodes=128", limited), wait=False)
+    array = read_array(the_pass(tmp_path))
+    assert array is not None
+    assert len(array.groups) == 1
+
+
 def test_the_script_asks_for_a_node_an_element_and_starts_the_task(tmp_path: Path) -> None:
     settings = array_settings(
         recipe_of(*JUWELS),

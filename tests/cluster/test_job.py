@@ -77,6 +77,59 @@ def test_a_chain_that_no_array_holds_is_cut_and_said() -> None:
     assert "jobs, an array has 1,000 at most" in job.notes[0]
 
 
+AURORA64 = (
+    *("recipe=mula1b", "cluster=aurora", "parallelism.data=768"),
+    "budget.global_batch_tokens=3145728",
+)
+
+
+def test_where_a_user_has_one_job_the_script_is_one_and_says_what_takes_a_chain() -> None:
+    job = job_of(*AURORA64)
+    assert (job.queue, job.jobs, job.walltime) == ("debug-scaling", 1, "01:00:00")
+    assert job.needed_jobs is not None
+    assert job.needed_jobs > 1
+    (note,) = job.notes
+    assert "for 17 to 255 nodes aurora has only debug-scaling, 1 h" in note
+    assert note.endswith("cut to 16 (capacity, 168 h) or raise to 256 (prod, 12 h)")
+    assert "qsub" not in script_of(*AURORA64)
+    with pytest.raises(RecipeError, match=r"cluster\.jobs: 3, but .*\n  set cluster\.jobs=1; "):
+        job_of(*AURORA64, "cluster.jobs=3")
+    spare = job_of(*MULA16, "cluster.spare_nodes=1")
+    assert (spare.nodes, spare.queue, spare.jobs) == (17, "debug-scaling", 1)
+
+
+MULA16 = (
+    *("recipe=mula1b", "cluster=aurora", "parallelism.data=192"),
+    "budget.global_batch_tokens=786432",
+)
+
+
+def test_a_chain_is_an_array_of_no_more_jobs_than_a_user_may_have_submitted() -> None:
+    words = ("recipe=bloom176b", "cluster=jean_zay", "scale=mini", "cluster.nodes=2")
+    dev = (*words, "site.queue=qos_gpu_a100-dev")
+    assert "#SBATCH --array=1-10%1\n" in script_of(*dev, "cluster.jobs=10")
+    with pytest.raises(RecipeError, match=r"11 jobs are submitted in 2 chains.*\n.*jobs=10; "):
+        job_of(*dev, "cluster.jobs=11")
+    assert job_of(*dev, "cluster.jobs=4").runs_at_once == 2
+    assert job_of(*MULA16).runs_at_once == 2  # on PBS a job and its successor, of five
+
+
+def test_a_queue_adds_its_own_directives() -> None:
+    queue = "{name: boost, fewest_nodes: 1, most_nodes: 936, longest_hours: 24.0"
+    queue += ", options: ['--qos=large']}"
+    script = script_of(*TEUKEN, f"cluster.queues=[{queue}]")
+    assert "#SBATCH --partition=boost\n" in script
+    assert "#SBATCH --qos=large\n" in script
+
+
+def test_what_is_by_request_is_noted() -> None:
+    (note,) = job_of(*TEUKEN, "cluster.spare_nodes=300").notes
+    assert note == (
+        "cluster.nodes: 428: largebooster is by request (arranged with JSC); "
+        "without one: cut to 384 (booster, 24 h)"
+    )
+
+
 def test_an_account_carries_the_kind_of_device_where_a_site_wants_it() -> None:
     words = ("recipe=bloom176b", "cluster=jean_zay")
     assert job_of(*words).account == "<account>@a100"
@@ -135,10 +188,21 @@ def test_runs_are_where_the_user_keeps_them_or_says() -> None:
             (*TEUKEN, "cluster.smoke=true", "cluster.site.spare_seconds=1_800"),
             r"1,800 seconds, but a step and .*\n  leave cluster\.smoke out, or set",
         ),
-        (("recipe=teuken7b", "cluster=jean_zay"), r"no queue of jean_zay takes 64 nodes"),
+        (
+            ("recipe=teuken7b", "cluster=jean_zay"),
+            r"no queue of jean_zay takes 64 nodes.*\n  cut to 52 \(qos_gpu_a100-t3, 20 h\)",
+        ),
+        (
+            ("recipe=bloom176b", "cluster=jean_zay", "cluster.hours=100"),
+            r"qos_gpu_a100-t3 allow at most 20\n.*by request \(.*\), site\.queue=qos_gpu-gc",
+        ),
+        (
+            (*TEUKEN, "watchdog.restarts=1", "cluster.site.rank_wrapper=[numactl]"),
+            r"watchdog\.restarts: 1, but juwels sets up each rank by itself",
+        ),
         ((*TEUKEN, "run=/a folder"), r"run: '/a folder' cannot stand in a job script"),
         (
-            ("recipe=bloom176b", "cluster=jean_zay", "site.image=/b.sif"),
+            ("recipe=gpt175b", "cluster=smng_p2", "site.image=/b.sif"),
             r"site\.image: /b\.sif, but the profile does not say how",
         ),
         (("recipe=teuken7b", "cluster.smoke=true"), r"cluster\.smoke: local has no scheduler"),

@@ -6,6 +6,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from urllib.request import proxy_bypass
 
 import pytest
 
@@ -327,6 +328,49 @@ def test_who_wants_no_preflight_has_none_in_the_script() -> None:
 def test_a_user_adds_a_variable_with_its_reason() -> None:
     added = "cluster.site.environment.NCCL_DEBUG={value: INFO, reason: I look for a hang}"
     assert "\nexport NCCL_DEBUG=INFO  # I look for a hang\n" in script_of(*TEUKEN, added)
+
+
+RANK_SETS = "cluster.site.rank_environment.ROCR_VISIBLE_DEVICES"
+
+
+def test_a_rank_sets_its_own_variables_and_a_wrapper_starts_it(
+    machine: dict[str, str], tmp_path: Path
+) -> None:
+    own = f"{RANK_SETS}={{value: '$SLURM_LOCALID', reason: one device a rank}}"
+    job = here(job_of(*TEUKEN, own, "cluster.site.rank_wrapper=[env, 'WRAPPED=1']"), tmp_path)
+    noting = f"{machine['NOTES']}.ranks"
+    (tmp_path / "venv" / "bin" / "env").write_text(
+        f'#!/bin/bash\necho "$ROCR_VISIBLE_DEVICES $*" >> {noting}\nexec /usr/bin/env "$@"\n'
+    )
+    (tmp_path / "venv" / "bin" / "env").chmod(0o755)
+    done = run(job, machine, SLURM_LOCALID="3")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Path(noting).read_text() == f"3 WRAPPED=1 python -m components.train {job.run}\n"
+
+
+def test_in_an_image_each_side_has_its_own_variables() -> None:
+    image = (*TEUKEN, "site.image=/p/image.sif")
+    inside = "cluster.site.environment.NCCL_DEBUG={value: INFO, side: image, reason: a hang}"
+    outside = "cluster.site.environment.PMI_X={value: a, side: host, reason: the launcher}"
+    there, here = script_of(*image, inside, outside), script_of(*TEUKEN, inside, outside)
+    assert "\nexport APPTAINERENV_NCCL_DEBUG=INFO  # a hang\n" in there
+    assert "  env -u PMI_X apptainer exec --nv /p/image.sif python -m components.train" in there
+    for line in ("export NCCL_DEBUG=INFO", "export PMI_X=a"):
+        assert f"\n{line}  # " in here
+    assert "env -u" not in here
+
+
+def test_what_is_past_the_proxy_is_read_so_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = script_of(*MULA)
+    assert script.startswith("#!/bin/bash -l\n")
+    (line,) = (line for line in script.splitlines() if line.startswith("export no_proxy="))
+    told = subprocess.run(
+        ["bash", "-c", f'{line}\nprintf %s "$no_proxy"'], text=True, capture_output=True
+    )
+    monkeypatch.setenv("no_proxy", told.stdout)
+    for host in ("x4109c0s0b0n0.hsn.cm.aurora.alcf.anl.gov", "localhost", "127.0.0.1"):
+        assert proxy_bypass(host)
+    assert not proxy_bypass("huggingface.co")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,10 @@ INSTALL = f'eval "$({sys.executable} {ROOT}/run.py --shell-completion install=ba
         ("recipe=teu", ["recipe=teuken7b"]),
         ("rec", ["recipe="]),
         ("recipe=teuken7b clu", ["cluster.", "cluster="]),
-        ("recipe=teuken7b cluster=jean", ["cluster=jean_zay", "cluster=jean_zay_v100"]),
+        (
+            "recipe=teuken7b cluster=jean",
+            ["cluster=jean_zay", "cluster=jean_zay_h100", "cluster=jean_zay_v100"],
+        ),
         ("recipe=teuken7b action=di", ["action=diff"]),
         ("action=status ru", ["run=", "runs="]),
         ("action=status pre", []),

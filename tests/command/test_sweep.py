@@ -127,6 +127,21 @@ def test_the_folder_is_found_again_whatever_again_and_at_most_say(
     assert len(list((tmp_path / "runs").iterdir())) == 2  # other points are another sweep
 
 
+def test_a_sweep_submits_what_its_queue_takes_of_one_user(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("budget.seed=1,2,3", "cluster.jobs=1", "site.queue=debug")
+    assert sweep(tmp_path, *words, cluster=AURORA) == 0
+    assert len(submitted(queue)) == 1
+    said = capfd.readouterr().err
+    text = "not submitted: debug takes one job of a user; the same command submits it when"
+    assert [f"[budget.seed={seed}] {text}" in said for seed in (1, 2, 3)] == [False, True, True]
+    assert sweep(tmp_path, *words, cluster=AURORA) == 0  # the first has ended
+    assert len(submitted(queue)) == 2
+    assert sweep(tmp_path, "budget.seed=1,2,3,4,5,6", "cluster.jobs=1", cluster=AURORA) == 0
+    assert len(submitted(queue)) == 2 + 5  # capacity takes five
+
+
 def test_each_run_waits_for_the_one_at_most_places_before_it(
     queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

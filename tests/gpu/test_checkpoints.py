@@ -26,7 +26,7 @@ class Weights:
     def tensors(self) -> dict[str, Tensor]:
         return {"model.weight": self.weight}
 
-    def fill(self, read: Read, saved: Collection[str]) -> None:
+    def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
         read(self.tensors())
 
 

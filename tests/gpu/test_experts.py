@@ -4,11 +4,16 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
+from torch.distributed.device_mesh import init_device_mesh
 
+from components.distributed.experts import ExchangedMixture
 from components.model.compiling import compile_layers
-from components.model.expert_products import has_grouped_kernel
-from components.model.moe import Experts
+from components.model.expert_products import Matrices, has_grouped_kernel
+from components.model.mlp import ACTIVATIONS
+from components.model.moe import Experts, Mixture
 
 DIM, FFN_DIM, NUM_EXPERTS, TOP_K, TOKENS = 256, 128, 16, 4, 1_024
 # Of the largest element: 8 bits, and sums of a few hundred products in float32.
@@ -100,3 +105,52 @@ def test_grouped_products_on_a_gpu_wait_for_no_counts(gpu: str) -> None:
         mixed_and_gradients(model, hidden, upstream)
     finally:
         module.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_rows_that_pad_a_bounded_exchange_change_nothing_on_a_gpu(
+    gpu: str, dtype: torch.dtype
+) -> None:
+    """They have the number after the last expert, come last, and their results are not read."""
+    given = torch.randn(TOKENS, DIM), torch.rand(TOKENS, 1)
+    stacks = [torch.randn(NUM_EXPERTS, FFN_DIM, DIM) / 16 for _ in range(2)]
+    stacks.append(torch.randn(NUM_EXPERTS, DIM, FFN_DIM) / 16)
+    experts = torch.randint(NUM_EXPERTS + 1, (TOKENS, 1))
+    real = (experts < NUM_EXPERTS).flatten()
+    found = []
+    for device, kind, padded in ((gpu, dtype, True), ("cpu", torch.float64, False)):
+        kept = real | padded
+        tensors = [*(each[kept] for each in given), *stacks]
+        learned = [x.to(dtype).to(device, kind).requires_grad_() for x in tensors]
+        tokens, weights, gate, up, down = learned
+        matrices = Matrices(gate, up, down, ACTIVATIONS["silu"])
+        mixed = Mixture(path="auto")(tokens, weights, experts[kept].to(device), matrices)
+        rows = mixed[real[kept].to(device)]
+        found.append([rows, *torch.autograd.grad(rows.sum(), learned[2:])])
+    for one, other in zip(*found, strict=True):
+        gap = (one.cpu().double() - other).abs().max()
+        assert gap <= TOLERANCES[dtype] * other.abs().max()
+
+
+def test_a_bounded_exchange_on_a_gpu_waits_for_no_sizes(gpu: str) -> None:
+    module = torch.get_device_module(gpu)
+    if not has_grouped_kernel(gpu) or not hasattr(module, "set_sync_debug_mode"):
+        pytest.skip("needs grouped products, and a device module that tells of waits")
+    model = layers_of(torch.bfloat16).to(gpu)
+    hidden, upstream = (each.to(gpu) for each in tokens_for(range(NUM_EXPERTS), torch.bfloat16))
+    expected = mixed_and_gradients(model, hidden, upstream)
+    dist.init_process_group(
+        device_id=torch.device(gpu, 0), store=HashStore(), rank=0, world_size=1
+    )
+    try:
+        mesh = init_device_mesh(gpu, (1,), mesh_dim_names=("expert",))
+        experts = next(module for module in model.modules() if isinstance(module, Experts))
+        experts.mixture = ExchangedMixture(experts.mixture, mesh, overlap=2, bound=1.0)
+        mixed_and_gradients(model, hidden, upstream)  # connections are made
+        module.set_sync_debug_mode("error")
+        found = mixed_and_gradients(model, hidden, upstream)
+    finally:
+        module.set_sync_debug_mode("default")
+        dist.destroy_process_group()
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() <= TOLERANCES[torch.bfloat16] * other.abs().max()

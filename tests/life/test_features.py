@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.life.conftest import TINY, Program
+from tests.life.conftest import TINY, Program, entries
 
 
 def steps(run: Path) -> list[dict[str, Any]]:
@@ -37,6 +37,27 @@ def test_experts_are_trained_with_their_auxiliary_loss(home: Path, program: Prog
     assert all(0.01 < entry["auxiliary_loss"] < 0.1 for entry in taken)  # 0.01 x top-k, or more
     assert all(1 <= entry["expert_load"] <= 4 for entry in taken)
     assert taken[-1]["loss"] < taken[0]["loss"]
+
+
+def test_a_step_beyond_the_bound_of_experts_is_taken_with_exact_sizes(
+    home: Path, program: Program
+) -> None:
+    runs = []
+    for bound in ("null", "1"):
+        runs.append(home / f"bound-{bound}")
+        layout = ("parallelism.expert=2", "parallelism.expert_dispatch=all_to_all")
+        words = ("model.mlp.num_experts=4", "cluster.ranks=2", "budget.total_tokens=2_048")
+        bounded = f"parallelism.expert_bound={bound}"
+        program(*tiny("mula7b_a1b", *words, *layout, bounded, f"run={runs[-1]}"))
+    exact, found = map(steps, runs)
+    for key in ("loss", "gradient_norm", "samples_digest"):
+        assert [one[key] for one in found] == pytest.approx([one[key] for one in exact])
+    told = entries(runs[1], "expert_bound")
+    assert [one["step"] for one in told] == [1, 2, 3, 4]  # no router is that even
+    assert told[0]["evidence"]["pairs"] > 0
+    for said in ("parallelism.expert_bound=1: ", "set a larger bound, or null"):
+        assert said in told[0]["cause"]
+    assert entries(runs[0], "expert_bound") == []
 
 
 def test_a_ramp_takes_smaller_steps_first(home: Path, program: Program) -> None:

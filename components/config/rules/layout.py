@@ -27,6 +27,7 @@ def check_degrees(recipe: "Recipe") -> None:
     _check_context(recipe)
     attention_backends(recipe)
     _check_experts(recipe)
+    _check_expert_bound(recipe)
     check_schedule(recipe.parallelism)
     _check_recompute(recipe)
     _check_pipeline(recipe)
@@ -165,6 +166,30 @@ def _check_experts(recipe: "Recipe") -> None:
         problem = f"3 deals whole experts, and {pieces} ranks do not divide {experts} of them"
         remedy = f"set parallelism.data_shard to a divisor of {experts}, or parallelism.zero=1"
         raise RecipeError("parallelism.zero", problem, remedy)
+
+
+def _check_expert_bound(recipe: "Recipe") -> None:
+    degrees, mlp = recipe.parallelism, recipe.model["mlp"]
+    if degrees.expert_bound is None:
+        return
+    refusals = {
+        "with parallelism.expert=1 nothing is sent": (degrees.expert == 1, ""),
+        "parallelism.expert_dispatch=all_gather sends every rank all tokens": (
+            degrees.expert_dispatch == "all_gather",
+            ", or parallelism.expert_dispatch=all_to_all",
+        ),
+        "model.mlp.path=loop asks the host before each expert": (
+            mlp.get("path") == "loop",
+            ", or model.mlp.path=auto",
+        ),
+    }
+    for problem, (is_so, other) in refusals.items():
+        if is_so:
+            path, remedy = (
+                "parallelism.expert_bound",
+                f"set parallelism.expert_bound=null{other}",
+            )
+            raise RecipeError(path, f"{degrees.expert_bound:g}, but {problem}", remedy)
 
 
 def check_schedule(degrees: Parallelism) -> None:

@@ -5,12 +5,20 @@ per device; a device is what a rank gets, a tile where a card has two. What belo
 (account, paths, image) is not here.
 """
 
+from math import inf
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from components.config.schema import types
-from components.config.schema.types import Count, FrozenMapping, OrNone, Section, Words
+from components.config.schema.types import (
+    Count,
+    FrozenMapping,
+    OrNone,
+    Section,
+    Words,
+    freeze,
+)
 
 Rate = Annotated[float, Field(gt=0)]
 Measured = Annotated[tuple[Count, Rate], Field(strict=False)]
@@ -79,7 +87,14 @@ class Accounting(Section):
 
 
 class QueueSection(Section):
-    """A queue's limits; jobs go to ``route`` where a site sorts them into queues itself."""
+    """A queue's limits; jobs go to ``route`` where a site sorts them into queues itself.
+
+    A job has ``longest_hours``, or less where its nodes share ``node_minutes``. Jobs are
+    counted by user and by project: those that run, and those ``submitted``, which run or wait
+    (Slurm: MaxJobs, MaxSubmitJobs). Without ``chain`` a site forbids that a job's successor
+    waits while it runs. ``by_request`` says who grants the queue: it is taken where no other
+    fits, or by name. ``options`` are further directives of its jobs, as ``--qos=NAME``.
+    """
 
     name: str
     fewest_nodes: Count
@@ -87,16 +102,40 @@ class QueueSection(Section):
     longest_hours: Rate
     debug: bool = False
     route: str | None = None
+    node_minutes: Rate | None = None
+    submitted_per_user: Count | None = None
+    running_per_user: Count | None = None
+    submitted_per_project: Count | None = None
+    running_per_project: Count | None = None
+    chain: bool = True
+    by_request: str | None = None
+    options: Words = ()
+
+    @property
+    def submitted(self) -> int | None:
+        """How many jobs one user may have there, running or waiting; None: nobody says."""
+        limits = (self.submitted_per_user, self.submitted_per_project)
+        return min((one for one in limits if one is not None), default=None)
+
+    def hours_on(self, nodes: int) -> float:
+        """How long a job of so many nodes may run."""
+        shared = inf if self.node_minutes is None else self.node_minutes / 60 / nodes
+        return min(self.longest_hours, shared)
 
 
 Machine = OrNone[Hardware]
 
 
 class Variable(Section):
-    """An environment variable's value, and why the site needs it."""
+    """An environment variable's value, and why the site needs it.
+
+    In a container there are two sides: what is for the ``host`` (modules, the launcher) is
+    taken away from the ranks, what is for the ``image`` is set inside it alone.
+    """
 
     value: str
     reason: str
+    side: Literal["both", "host", "image"] = "both"
 
 
 class SetupStep(Section):
@@ -132,7 +171,9 @@ class Site(Section):
     ``node_folder`` is on each node its own, for what a job keeps there while it runs.
     ``spare_seconds`` are what saving a checkpoint may take before the wall. ``python`` is the
     version that the modules bring, null if they bring none or nobody has said; ``provides`` are
-    packages that they bring, which no environment installs over.
+    packages that they bring, which no environment installs over. ``login_shell`` starts the
+    script by ``bash -l``. ``no_proxy`` is what is reached past the ``proxy``. Each rank expands
+    ``rank_environment`` for itself, as ``$SLURM_LOCALID``, and is started by ``rank_wrapper``.
     """
 
     queue_option: Literal["--partition", "--qos", "-q"]
@@ -155,6 +196,10 @@ class Site(Section):
     internet: bool | None
     proxy: str | None
     file_systems: FrozenMapping[FileSystem]
+    login_shell: bool = False
+    no_proxy: str | None = None
+    rank_environment: FrozenMapping[Variable] = Field(default_factory=lambda: freeze({}))
+    rank_wrapper: Words = ()
 
 
 class Preflight(Section):

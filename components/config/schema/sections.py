@@ -86,8 +86,9 @@ class Parallelism(Section):
     Gradients leave in buckets of ``bucket_elements`` numbers, or one larger weight; with
     ``overlap`` under the backward pass, and updated weights come under the next forward pass.
     Tokens go to experts on other ranks in ``expert_overlap`` parts: while one is computed,
-    others are under way. All ranks collect Python's garbage every ``gc_every_steps`` steps, or
-    each by Python's own rule (``never``).
+    others are under way. No message has more than ``expert_bound`` times an even share of the
+    pairs of token and expert; null is exact sizes, read on the host. All ranks collect Python's
+    garbage every ``gc_every_steps`` steps, or each by Python's own rule (``never``).
     """
 
     keys_group = KeyGroup.LAYOUT
@@ -105,6 +106,7 @@ class Parallelism(Section):
     bucket_elements: Count
     expert_dispatch: Literal["all_gather", "all_to_all"]
     expert_overlap: Count
+    expert_bound: Annotated[float, Field(ge=1)] | None
     expert_aware: bool
     expert_divisor: Literal["ranks", "copies"]
     sequence_parallel: bool

@@ -88,6 +88,16 @@ class Watching(RunCallback):
     def on_step(self, module: Pretraining) -> None:
         self._pause(module)
         self._look(module)
+        if pairs := module.pairs_beyond:
+            bound = module.recipe.parallelism.expert_bound
+            text = (
+                f"parallelism.expert_bound={bound:g}: {pairs:,} pairs of token and expert had "
+            )
+            text += (
+                f"no room in step {module.progress.step}, which was computed again with exact "
+            )
+            text += "sizes; if that is often so, set a larger bound, or null"
+            self._tell(module, "expert_bound", text, {"pairs": pairs, "bound": bound})
         if module.is_due(module.recipe.checkpoint.every_tokens) or module.stopping:
             self._compare(module, module.progress.step)
 

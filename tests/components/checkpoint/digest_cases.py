@@ -32,7 +32,7 @@ class Numbers:
     def tensors(self) -> dict[str, Tensor]:
         return self._expected
 
-    def fill(self, read: Read, saved: Collection[str]) -> None:
+    def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
         found = {name: torch.zeros_like(value) for name, value in self._expected.items()}
         read(found)
         for name, value in self._expected.items():

@@ -38,9 +38,11 @@ def begin(saver: Saver, state: Counted, step: int, **changes: Any) -> list[Finis
     return saver.save(state, RunProgress(step=step, tokens=10 * step), **given | changes)
 
 
-def save_steps(folder: Path, steps: range, **changes: Any) -> list[FinishedCheckpoint]:
+def save_steps(
+    folder: Path, steps: range, *, length: int = 8, **changes: Any
+) -> list[FinishedCheckpoint]:
     """Save after every step the number of that step, which the next step overwrites."""
-    state, finished = Counted(0), []
+    state, finished = Counted(0, length), []
     with saving(folder, **changes) as saver:
         for step in steps:
             state.become(step)
@@ -137,9 +139,9 @@ def save_in_files(folder: Path, files: int) -> None:
     save_steps(folder, range(1, 2), files=files)
 
 
-def save_and_copy(folder: Path, copy_to: Path) -> None:
+def save_and_copy(folder: Path, copy_to: Path, length: int = 8) -> None:
     policy = Policy(last=1, every_tokens=30, best=0)
-    save_steps(folder, range(1, 7), policy=policy, copy_to=copy_to)
+    save_steps(folder, range(1, 7), length=length, policy=policy, copy_to=copy_to)
 
 
 def refused_loading(folder: Path) -> str:

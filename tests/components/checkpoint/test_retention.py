@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.checkpoint.metadata import MARKER, Marker, RunProgress
-from components.checkpoint.retention import Policy, SavedCheckpoint, prune
+from components.checkpoint.retention import Policy, SavedCheckpoint, drop_after, prune
 
 LOSSES = st.one_of(st.none(), st.floats(1.0, 9.0))
 RUNS = st.lists(st.tuples(st.integers(1, 40), LOSSES), min_size=1, max_size=30)
@@ -92,6 +92,16 @@ def test_what_goes_and_what_was_never_completed_is_removed(tmp_path: Path) -> No
     prune(tmp_path, Policy(last=2, every_tokens="none", best=1))
     names = {f"tokens-{tokens:015d}" for tokens in (10, 30, 40)}
     assert {one.name for one in tmp_path.iterdir()} == {*names, weights.name, strange.name}
+
+
+def test_a_run_that_goes_back_keeps_nothing_that_is_later(tmp_path: Path) -> None:
+    """Else its own weights of the same tokens would never be written."""
+    for tokens in (10, 20, 30):
+        fake(tmp_path, tokens)
+        fake(tmp_path, tokens, kind="weights")
+    dropped = drop_after(tmp_path / f"tokens-{10:015d}")
+    assert [one.partition("-")[0] for one in dropped] == ["tokens", "weights"] * 2
+    assert {int(one.name[7:].strip("-")) for one in tmp_path.iterdir()} == {10}
 
 
 def test_a_checkpoint_whose_marker_is_damaged_is_none_of_the_best(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -47,7 +48,8 @@ def test_what_later_steps_change_is_not_in_the_checkpoint(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("alone")
 def test_waiting_for_the_disk_or_not_writes_the_same_bytes(tmp_path: Path) -> None:
     markers = []
-    for name, changes in (("waits", {"stager": None}), ("goes on", {})):
+    ways: dict[str, dict[str, Any]] = {"waits": {"stager": None}, "goes on": {}}
+    for name, changes in ways.items():
         (tmp_path / name).mkdir()
         (finished,) = cases.save_steps(tmp_path / name, range(1, 2), **changes)
         markers.append(check_alone(finished.folder))
@@ -107,6 +109,18 @@ def test_what_stays_for_good_is_copied_and_checked_there(four: Ranks, tmp_path: 
     assert names_in(store) == names_in(scratch)
     for one in store.iterdir():
         assert check_alone(one) == read_marker(scratch / one.name)
+
+
+def test_a_copy_of_a_history_that_was_left_is_replaced(four: Ranks, tmp_path: Path) -> None:
+    scratch, store, other = (tmp_path / name for name in ("scratch", "store", "other"))
+    for folder in (scratch, store, other):
+        folder.mkdir()
+    four(cases.save_and_copy, scratch, store)
+    four(cases.save_and_copy, other, store, 12)
+    for one in store.iterdir():
+        assert (
+            check_alone(one) == read_marker(other / one.name) != read_marker(scratch / one.name)
+        )
 
 
 def test_copies_that_have_nowhere_to_go_are_refused_at_the_start(tmp_path: Path) -> None:

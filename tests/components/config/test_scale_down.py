@@ -83,6 +83,20 @@ def test_experts_stay_experts() -> None:
     assert (small["num_experts"], small["top_k"], small["ffn_dim"]) == (4, 3, 64)
 
 
+def test_a_bound_of_what_goes_to_experts_stays_where_it_goes_to_other_ranks() -> None:
+    experts = {
+        "model": "mula7b_a1b",
+        "model.mlp": {"ffn_dim": 64, "num_experts": 4, "top_k": 3},
+        "parallelism.expert": 2,
+        "parallelism.expert_dispatch": "all_to_all",
+        "parallelism.expert_bound": 1.5,
+        "budget.ramp_up": "none",
+    }
+    for ranks, expected in {1: (1, None), 4: (2, 1.5)}.items():
+        small = compose_own(experts, "scale=mini", f"cluster.ranks={ranks}").parallelism
+        assert (small.expert, small.expert_bound) == expected
+
+
 def test_a_tokenizer_that_is_there_keeps_its_vocabulary() -> None:
     large = {"model.vocab_size": 50_257, "model.padded_vocab_size": 50_304}
     assert compose_own(large).shape.vocab_size < 5_000

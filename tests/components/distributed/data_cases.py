@@ -66,6 +66,20 @@ def train_by_many_buckets(parts: Parts, layout: Layout) -> Trained:
     return train(parts, layout._replace(bucket_elements=FEW_ELEMENTS))
 
 
+def give_a_late_gradient(parts: Parts, layout: Layout) -> str:
+    """Let a weight have a second gradient when its bucket has left; return what is said."""
+    sharded = ParallelModel(randomized(parts), layout)
+    sharded.parallel.begin(1)
+    sharded.microbatches.run(batch_of(0, sharded.mesh.data_rank, microbatches=1), 1.0)
+    weight = sharded.shards[-1].weight
+    weight.grad = torch.ones_like(weight)
+    try:
+        sharded.parallel.take(weight)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
 def hold(parts: Parts, layout: Layout) -> tuple[Held, Held]:
     """Measure after the second step's first microbatch, and before its update."""
     model, before = randomized(parts), dict(_storages(_live_tensors()))

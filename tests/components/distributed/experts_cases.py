@@ -1,6 +1,7 @@
 """A mixture of experts in parts beside the same one whole."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -43,14 +44,17 @@ class _Mixture(Mixture):
         return PATHS[self._name]
 
 
-def mix(dispatch: str, routing: str, path: str, overlap: int) -> dict[str, float]:
+def mix(
+    dispatch: str, routing: str, path: str, overlap: int, bound: float | None = None
+) -> dict[str, float]:
     """Return the largest relative differences of this rank's results and gradients."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     inputs = [_draw(other, routing) for other in range(ranks)]
     stacks = _stacks(torch.float32)
     whole = [_run(loop, given, stacks) for given in inputs]
     mesh = layout_mesh(Layout(expert=ranks)).axis("expert")
-    mixture = KINDS[dispatch](_Mixture(path), mesh, overlap=overlap)
+    bounded = {} if bound is None else {"bound": bound}
+    mixture = KINDS[dispatch](_Mixture(path), mesh, overlap=overlap, **bounded)
     here = [stack.detach().chunk(ranks)[rank].clone().requires_grad_() for stack in stacks]
     found = _run(mixture, inputs[rank], here)
     expected = dict(whole[rank])
@@ -60,6 +64,34 @@ def mix(dispatch: str, routing: str, path: str, overlap: int) -> dict[str, float
         name: ((found[name] - value).abs().max() / value.abs().max().clamp(min=1e-9)).item()
         for name, value in expected.items()
     }
+
+
+def mix_bounded(routing: str, path: str, overlap: int, bound: float) -> tuple[float, int]:
+    """Return how far a bounded exchange is from an exact one, and what it had no room for.
+
+    Whatever memory nobody has written to is no number: it would be seen in any result.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    dtype = torch.float32 if path == "grouped" else torch.float64
+    mesh = layout_mesh(Layout(expert=ranks)).axis("expert")
+    *drawn, upstream = _draw(rank, routing)
+    given = [each if each.dtype == torch.int64 else each.to(dtype) for each in drawn]
+    here = [
+        stack.detach().chunk(ranks)[rank].clone().requires_grad_() for stack in _stacks(dtype)
+    ]
+    found = []
+    with filled_with_nan():
+        for bounds in ({}, {"bound": bound}):
+            mixture = ExchangedMixture(_Mixture(path), mesh, overlap=overlap, **bounds)
+            found.append(_run(mixture, (*given, upstream.to(dtype)), here))
+    exact, bounded = found
+    gaps = [(bounded[name] - value).abs().max() for name, value in exact.items()]
+    assert all(value.isfinite().all() for value in bounded.values())
+    assert mixture.beyond is not None
+    beyond = int(mixture.beyond)
+    mixture.eval()(*given, _matrices(here))
+    assert mixture.beyond is None  # an evaluation is exact
+    return max(gaps).item(), beyond
 
 
 class _Noted(Mixture):
@@ -74,6 +106,16 @@ class _Noted(Mixture):
         mixed = super().forward(*given)
         mixed.register_hook(lambda _: self._events.append("compute"))
         return mixed
+
+
+@contextmanager
+def filled_with_nan() -> Iterator[None]:
+    """Fill all memory that is asked for with what is no number."""
+    torch.use_deterministic_algorithms(True)  # fills it, where nobody says otherwise
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def note_order(dispatch: str, overlap: int) -> tuple[list[str], list[str]]:
@@ -140,6 +182,8 @@ def _draw(rank: int, routing: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     chosen = torch.rand(TOKENS, NUM_EXPERTS, generator=generator).topk(TOP_K).indices
     if routing == "one rank":  # the experts of the last rank get nothing
         chosen = torch.tensor([[0, 2]]).expand(TOKENS, TOP_K)
+    if routing == "even":  # each token goes to an expert of both of two ranks
+        chosen = torch.stack([torch.arange(TOKENS) % 3, torch.arange(TOKENS) % 3 + 3], 1)
     if routing == "one expert":
         chosen = torch.tensor([[4, 4]]).expand(TOKENS, TOP_K)
     return tokens, weights, chosen, upstream

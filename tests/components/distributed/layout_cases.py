@@ -58,6 +58,7 @@ class Layout(NamedTuple):
     compile: Literal["none", "layers"] = "none"
     dispatch: Dispatch = "all_gather"
     overlap: int = 1
+    bound: float | None = None
     expert_aware: bool = True
     weights: str = "master"
     accumulate: str = "float64"
@@ -115,7 +116,9 @@ class Compute:
         tally = take_tally(decoder, inputs[1] if len(inputs) > 1 else None, self._context)
         if not is_last:
             return (result,) if tally is None else (result, tally.row())
-        loss = figures_of(decoder, tally, result)[:2].sum()
+        figures = figures_of(decoder, tally, result)
+        assert not figures[3].item(), "a bound left pairs out"
+        loss = figures[:2].sum()
         self.losses.append(loss.item())
         return (loss,)
 
@@ -230,7 +233,13 @@ def _cut(model: Decoder, layout: Layout, mesh: Mesh) -> tuple[list[Decoder], boo
 
 
 def _parallelize(stage: Decoder, layout: Layout, mesh: Mesh, dtypes: StateDtypes) -> None:
-    split_experts(stage, mesh.axis("expert"), dispatch=layout.dispatch, overlap=layout.overlap)
+    split_experts(
+        stage,
+        mesh.axis("expert"),
+        dispatch=layout.dispatch,
+        overlap=layout.overlap,
+        bound=layout.bound,
+    )
     split_tensors(stage, mesh.axis("tensor"), sequence_parallel=layout.sequence_parallel)
     checkpoint_activations(stage, layout.recompute, every=layout.recompute_every)
     compile_layers(

@@ -66,6 +66,19 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def summed_in(reduce: torch.dtype) -> set[float]:
+    """Return the sums of gradients 256, 1, 1 and 1 of a bfloat16 norm, one on each rank."""
+    decoder = build(Parts()).to(torch.bfloat16)
+    split_tensors(decoder, tensor_mesh(), sequence_parallel=True, reduce=reduce)
+    norm = cast("nn.Module", decoder.final_norm)
+    share = 1.0 if torch.distributed.get_rank() else 256.0
+    unit = torch.ones(1, 1, 24, dtype=torch.bfloat16)
+    torch.autograd.backward(norm(unit), torch.full_like(unit, share))
+    found = full(cast("Tensor", norm.weight).grad)
+    assert found.dtype == torch.bfloat16
+    return set(found.tolist())
+
+
 def run_in_stages(parts: Parts, sequence_parallel: bool) -> Difference:
     """Cut a decoder into three stages, split each, and hand hidden states on."""
     whole = randomized(parts)

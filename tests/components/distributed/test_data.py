@@ -9,6 +9,7 @@ from tests.components.distributed.data_cases import (
     Held,
     Trained,
     accumulate_in_bfloat16,
+    give_a_late_gradient,
     hold,
     hold_after_evaluation,
     leave_unused,
@@ -66,6 +67,13 @@ def test_replicas_of_shards_train_as_one_process_does(four_ranks: Ranks, zero: i
 def test_many_buckets_do_what_one_does(two_ranks: Ranks, zero: int) -> None:
     trained = two_ranks(train_by_many_buckets, ONE_ROW, Layout(shard=2, zero=zero))
     assert_as_one_process(trained)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_a_gradient_whose_bucket_has_left_is_refused(two_ranks: Ranks, zero: int) -> None:
+    layout = Layout(shard=2, zero=zero)
+    for said in two_ranks(give_a_late_gradient, EVEN, layout):
+        assert said == "a gradient came after its bucket had left"
 
 
 @pytest.mark.quick("zero 2", "zero 3")

@@ -77,6 +77,8 @@ def dispatches() -> Iterator[dict[str, Dispatch]]:
         "all_gather in parts": lambda mixture: GatheredMixture(mixture, mesh, overlap=2),
         "all_to_all": lambda mixture: ExchangedMixture(mixture, mesh, overlap=1),
         "all_to_all in parts": lambda mixture: ExchangedMixture(mixture, mesh, overlap=2),
+        "bounded": lambda mixture: ExchangedMixture(mixture, mesh, overlap=1, bound=1.5),
+        "bounded in parts": lambda mixture: ExchangedMixture(mixture, mesh, overlap=2, bound=2),
     }
     dist.destroy_process_group()
 
@@ -148,6 +150,8 @@ def inputs(num_experts: int, **kind: Any) -> tuple[Tensor, Tensor, Tensor, Matri
         ("all_gather in parts", [1, 1]),
         ("all_to_all", [2 * RANKS]),
         ("all_to_all in parts", [2 * 2 * RANKS]),
+        ("bounded", []),
+        ("bounded in parts", []),
     ],
 )
 def test_the_host_is_asked_how_many_pairs_travel_and_never_backward(

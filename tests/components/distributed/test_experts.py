@@ -11,6 +11,7 @@ from tests.components.distributed.experts_cases import (
     MIXTURE_TOLERANCE,
     compare_divisors,
     mix,
+    mix_bounded,
     mix_coarsely,
     note_order,
 )
@@ -60,6 +61,31 @@ def test_the_parts_mix_what_the_whole_mixes_and_give_its_gradients(
             assert difference < MIXTURE_TOLERANCE, name
 
 
+@pytest.mark.parametrize(("routing", "bound"), [("even", 1), ("spread", 2), ("one rank", 2)])
+@pytest.mark.parametrize("path", ["sorted", "grouped"])
+@pytest.mark.parametrize("overlap", [1, 3])
+def test_a_bound_that_holds_changes_nothing(
+    two_ranks: Ranks, routing: str, bound: float, path: str, overlap: int
+) -> None:
+    tolerance = MIXTURE_TOLERANCE if path == "grouped" else TOLERANCE
+    for gap, beyond in two_ranks(mix_bounded, routing, path, overlap, bound):
+        assert gap < tolerance
+        assert beyond == 0
+
+
+@pytest.mark.parametrize(
+    ("overlap", "bound", "beyond"),
+    # 14 pairs, all for one rank: it is sent 7 or 11; in parts of 6, 4 and 4 pairs 5, 3 and 3.
+    [(1, 1, 7), (1, 1.5, 3), (3, 1.5, 3), (3, 2, 0)],
+)
+def test_pairs_that_a_bound_has_no_room_for_are_counted(
+    two_ranks: Ranks, overlap: int, bound: float, beyond: int
+) -> None:
+    for gap, found in two_ranks(mix_bounded, "one expert", "sorted", overlap, bound):
+        assert found == beyond
+        assert (gap < TOLERANCE) == (beyond == 0)
+
+
 @dispatches
 def test_while_a_part_is_computed_others_are_under_way_forward_and_backward(
     two_ranks: Ranks, dispatch: str
@@ -101,6 +127,11 @@ def test_two_expert_ranks_train_as_one_process_does(
         Layout(shard=2, expert=2, zero=0, recompute="full"),
         Layout(shard=2, expert=2, recompute="full", dispatch="all_to_all", overlap=3),
         Layout(shard=2, expert=2, recompute="selective", dispatch="all_to_all", overlap=3),
+        Layout(expert=4, zero=1, dispatch="all_to_all", overlap=2, bound=4),
+        Layout(shard=2, expert=2, zero=2, recompute="full", dispatch="all_to_all", bound=2),
+        Layout(
+            shard=2, expert=2, recompute="selective", dispatch="all_to_all", overlap=3, bound=2
+        ),
     ],
     ids=[
         "expert 4",
@@ -110,6 +141,9 @@ def test_two_expert_ranks_train_as_one_process_does(
         "recomputed",
         "recomputed in parts",
         "selective",
+        "bounded",
+        "bounded and recomputed",
+        "bounded and selective",
     ],
 )
 def test_data_and_expert_ranks_train_as_one_process_does(

@@ -161,6 +161,14 @@ def test_compiled_layers_compute_what_one_process_does(two_ranks: Ranks, schedul
     assert_as_one_process(found, 4, TENSOR_TOLERANCE)
 
 
+def test_compiled_layers_of_sliced_tensor_ranks_compute_what_one_process_does(
+    two_ranks: Ranks,
+) -> None:
+    layout = Layout(tensor=2, sequence_parallel=True, compile="layers", recompute="selective")
+    found = two_ranks(run_steps, GPT, layout, [2], False)
+    assert_as_one_process(found, 2, TENSOR_TOLERANCE)
+
+
 @pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))
 @pytest.mark.parametrize("version", ["2.10.0a0+git449b176", "2.11.0+cu130", "2.12.1"])
 def test_split_backward_passes_are_refused_where_torch_computes_them_wrongly(

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Literal
 
 import pytest
+import torch
 
 from components.model.positions import Alibi, Learned
 from tests.components.distributed.ranks import Ranks
@@ -22,6 +23,7 @@ from tests.components.distributed.tensor_layout_cases import (
     run_in_stages,
     shard_too,
     start_on_meta,
+    summed_in,
 )
 
 LOSS_TOLERANCE = 1e-12
@@ -53,19 +55,28 @@ def assert_small(differences: list[Difference]) -> None:
 @pytest.mark.parametrize("parts", [LLAMA, BLOOM], ids=["llama", "bloom"])
 def test_a_layer_costs_two_all_reduces_each_way(two_ranks: Ranks, parts: Parts) -> None:
     for forward, backward in two_ranks(count_collectives, parts, False):
-        assert forward == {"all_reduce": 2}
-        assert backward == {"all_reduce": 2}
+        assert forward == {"allreduce": 2}
+        assert backward == {"allreduce": 2}
 
 
 @pytest.mark.parametrize(("parts", "vectors"), [(LLAMA, 2), (BLOOM, 4 + 2)])
-def test_a_sliced_layer_gathers_and_scatters_twice_each_way_and_sums_what_all_hold(
+def test_a_sliced_layer_gathers_its_inputs_again_and_sums_what_all_hold(
     two_ranks: Ranks, parts: Parts, vectors: int
 ) -> None:
     """Vectors are the norms' and the biases after a sum: each rank has its slice's share."""
-    moved = {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 2}
+    scatters = {"reduce_scatter_base": 2}
     for forward, backward in two_ranks(count_collectives, parts, True):
-        assert forward == moved
-        assert backward == moved | {"all_reduce": vectors}
+        assert forward == {"allgather_base": 2} | scatters
+        again = 2
+        assert backward == {"allgather_base": 2 + again, "allreduce": vectors} | scatters
+
+
+def test_what_all_ranks_hold_has_gradients_summed_in_the_dtype_of_the_reduction(
+    four_ranks: Ranks,
+) -> None:
+    """In bfloat16 256 + 1 is 256; the float32 sum, 259, lies between 258 and 260."""
+    assert four_ranks(summed_in, torch.float32) == [{260.0}] * 4
+    assert all(found - {260.0} for found in four_ranks(summed_in, torch.bfloat16))
 
 
 @pytest.mark.quick("sliced-llama")

@@ -19,28 +19,35 @@ pytestmark = pytest.mark.long
 
 HERE = Path(__file__).parent
 # Inside of kernels and of gloo a CPU takes memory that no operator shows.
-TOLERANCE = 0.05
+TOLERANCE, OF_DATA_RANKS = 0.05, 0.02
 SIZES = (
     *("scale=parity", "model.num_layers=2", "model.dim=128", "model.mlp.ffn_dim=320"),
     *("budget.sequence_length=128", "budget.global_batch_tokens=3072", "cluster.ranks=2"),
     *("budget.total_tokens=30720", "parallelism.microbatch_sequences=6", "cluster.device=cpu"),
     *("model.dropout=0.0", "model.attention.dropout=0.0"),
 )
-LAYOUTS = {
-    "data": (  # of what is under way gloo keeps a copy, which no device does
-        "recipe=teuken7b",
-        "parallelism.data=2",
-        "parallelism.zero=2",
-        "parallelism.overlap=false",
+SCHEMES = {
+    "float32": ("precision.compute=float32",),
+    "masters": ("precision.compute=bfloat16",),
+    "masters, sums in bfloat16": (
+        *("precision.compute=bfloat16", "precision.accumulate=bfloat16"),
+        "precision.reduce=bfloat16",
     ),
-    "data, whole sums": ("recipe=teuken7b", "parallelism.data=2", "parallelism.zero=0"),
-    "data, rounded weights": (
-        "recipe=teuken7b",
-        "parallelism.data=2",
-        "parallelism.zero=1",
-        "parallelism.bucket_elements=100_000",
-        "precision.compute=bfloat16",
-    ),
+    "float16": ("precision=fp16", "precision.compute=float16"),
+}
+ZERO = {"float32": (0, 2, 3), "masters": (0, 1, 2, 3)} | {
+    "masters, sums in bfloat16": (1, 2),
+    "float16": (1,),
+}
+DATA = {
+    f"{scheme}, zero {zero}": (
+        *("recipe=teuken7b", "parallelism.data=2", f"parallelism.zero={zero}"),
+        *("parallelism.bucket_elements=100_000", *SCHEMES[scheme]),
+    )
+    for scheme, stages in ZERO.items()
+    for zero in stages
+}
+LAYOUTS = DATA | {
     "tensor": ("recipe=teuken7b", "parallelism.tensor=2", "parallelism.sequence_parallel=true"),
     "pipeline": ("recipe=teuken7b", "parallelism.pipeline=2", "parallelism.schedule=1f1b"),
     "pipeline in a V": (
@@ -76,7 +83,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         named = {word.partition("=")[0] for word in words}
         sizes = (word for word in SIZES if word.partition("=")[0] not in named)
         recipe = compose_recipe(read_point([*sizes, *words]))
-        found[name] = create_run_folder(recipe, home / name.replace(" ", "-")).path
+        found[name] = create_run_folder(
+            recipe, home / name.replace(" ", "-").replace(",", "")
+        ).path
     paths = [str(path) for path in found.values()]
     real = [["measured_rank.py", rank, "2", *paths] for rank in ("0", "1")]
     for together in (real, [["rehearsed_ranks.py", *paths]]):  # two processors: gloo wants both
@@ -95,7 +104,7 @@ def run_programs(programs: list[list[str]]) -> None:
         )
         for program, *words in programs
     ]
-    said = [process.communicate(timeout=200)[1] for process in running]
+    said = [process.communicate(timeout=400)[1] for process in running]
     assert not any(process.returncode for process in running), "\n".join(said)
 
 
@@ -112,7 +121,8 @@ def test_the_peak_is_that_of_torchs_allocator(
 ) -> None:
     measured, rehearsed = both(folders[layout], rank)
     peak = max(one["bytes"] for one in rehearsed["peaks"].values())
-    assert peak == pytest.approx(measured["peak_bytes"], rel=TOLERANCE)
+    tolerance = OF_DATA_RANKS if layout in DATA else TOLERANCE
+    assert peak == pytest.approx(measured["peak_bytes"], rel=tolerance)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -127,7 +137,7 @@ def test_collectives_and_flops_are_those_of_real_ranks(
     assert rehearsed["flops"] == measured["flops"]
 
 
-@pytest.mark.parametrize("layout", ["data", "tensor", "pipeline"])
+@pytest.mark.parametrize("layout", ["float32, zero 2", "tensor", "pipeline"])
 def test_flops_are_those_of_the_formula(folders: dict[str, Path], layout: str) -> None:
     recipe = read_recipe(folders[layout] / "recipe.json")
     counted = sum(

@@ -16,8 +16,8 @@ WORDS = (
 )
 
 
-def rehearsed(overlap: int) -> StepRehearsal:
-    words = [*WORDS, f"parallelism.expert_overlap={overlap}"]
+def rehearsed(overlap: int, *more: str) -> StepRehearsal:
+    words = [*WORDS, f"parallelism.expert_overlap={overlap}", *more]
     return rehearse(compose_recipe(read_point(words)), 0)
 
 
@@ -38,3 +38,14 @@ def test_parts_make_more_messages_of_the_same_numbers(overlap: int) -> None:
     assert sent == layers * pairs * (ways * recipe.shape.dim + 2) * 4
     assert found.flops == rehearsed(1).flops
     assert exchanges(found, "int64") == (layers, layers * overlap * 6 * 8)
+
+
+@pytest.mark.long
+def test_a_bound_sends_its_padding() -> None:
+    """Every rank sends 64 rows, 1.5 times a third of 128, to each of the three."""
+    recipe = compose_recipe(read_point(list(WORDS)))
+    bounded, layers = rehearsed(1, "parallelism.expert_bound=1.5"), recipe.shape.num_layers
+    calls, sent = exchanges(bounded, "float32")
+    assert calls == layers * 6
+    assert sent == layers * 3 * 64 * (4 * recipe.shape.dim + 2) * 4
+    assert exchanges(bounded, "int64") == (layers, layers * 6 * 8)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
-from components.model.moe import Experts
+from components.model.moe import Experts, expert_layers, take_rows
+from components.model.routing import RoutingTally
 from tests.components.model.routing_terms import auxiliary_terms
 
 DIM, NUM_EXPERTS, TOP_K, NUM_LAYERS = 16, 6, 2, 3
@@ -138,6 +139,21 @@ def test_the_load_counts_the_tokens_that_reach_each_expert() -> None:
         ])
         worst = max(worst, max(counts) / (14 * TOP_K / NUM_EXPERTS))
     assert load["largest_over_mean"].item() == pytest.approx(worst)
+
+
+def test_pairs_without_room_are_added_over_layers_and_stages() -> None:
+    model = Layers()
+    model(torch.randn(2, 9, DIM))
+    rows = take_rows(expert_layers(model))
+    assert rows is not None
+    assert RoutingTally.of(rows).pooled.beyond.item() == 0
+    expert_layers(model)[0].mixture.beyond = torch.tensor(3)
+    model(torch.randn(2, 9, DIM))
+    rows = take_rows(expert_layers(model))
+    assert rows is not None
+    tally = RoutingTally.of(rows)
+    assert len(tally.row()) == RoutingTally.numbers(NUM_EXPERTS)
+    assert tally.after(tally.row().detach()).pooled.beyond.item() == 6
 
 
 def test_checkpointing_changes_neither_the_terms_nor_the_gradients() -> None:

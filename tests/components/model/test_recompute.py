@@ -40,6 +40,21 @@ def saved_bytes(model: Decoder, tokens: Tensor) -> int:
     return sum(kept.values())
 
 
+def assert_same_bits(
+    plain: Decoder, model: Decoder, loss_of: Callable[[Decoder], Tensor]
+) -> None:
+    losses = []
+    for one in (plain, model):
+        torch.manual_seed(5)  # the second pass through a layer must drop the same again
+        loss = loss_of(one)
+        torch.autograd.backward(loss)
+        losses.append(loss.item())
+    assert losses[0] == losses[1]
+    theirs = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(gradient_of(parameter), gradient_of(theirs[name])), name
+
+
 @pytest.mark.parametrize("parts", CHOICES)
 def test_gradients_are_bitwise_equal_and_names_stay(
     small_decoder: Build, parts: str | list[str]
@@ -49,16 +64,7 @@ def test_gradients_are_bitwise_equal_and_names_stay(
     checkpoint_activations(model, parts)
     assert list(model.state_dict()) == list(plain.state_dict())
     tokens = torch.randint(61, (2, 19))
-    losses = []
-    for one in (plain, model):
-        torch.manual_seed(5)  # the second pass through a layer must drop the same again
-        loss = one.loss(tokens, tokens)
-        torch.autograd.backward(loss)
-        losses.append(loss.item())
-    assert losses[0] == losses[1]
-    theirs = dict(plain.named_parameters())
-    for name, parameter in model.named_parameters():
-        assert torch.equal(gradient_of(parameter), gradient_of(theirs[name])), name
+    assert_same_bits(plain, model, lambda one: one.loss(tokens, tokens))
 
 
 @pytest.mark.parametrize("path", ["loop", "auto", "grouped"])
@@ -69,19 +75,14 @@ def test_experts_choose_the_same_again(
     plain = randomized(small_decoder(dropout=0.2, mlp=partial(FEW_EXPERTS, path=path)))
     model = copy.deepcopy(plain)
     checkpoint_activations(model, parts)
-    losses = []
     tokens = torch.randint(61, (2, 19))
-    for one in (plain, model):
-        torch.manual_seed(5)
+
+    def loss_of(one: Decoder) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):  # grouped products' own
             loss = one.loss(tokens, tokens)
-        loss = loss + auxiliary_terms(one)[0]
-        torch.autograd.backward(loss)
-        losses.append(loss.item())
-    assert losses[0] == losses[1]
-    theirs = dict(plain.named_parameters())
-    for name, parameter in model.named_parameters():
-        assert torch.equal(gradient_of(parameter), gradient_of(theirs[name])), name
+        return loss + auxiliary_terms(one)[0]
+
+    assert_same_bits(plain, model, loss_of)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

@@ -52,6 +52,7 @@ def layout(**changes: Any) -> ParallelLayout:
         "expert_aware": True,
         "expert_dispatch": "all_gather",
         "expert_overlap": 1,
+        "expert_bound": None,
         "sequence_parallel": True,
         "schedule": "1f1b",
         "splits_backward": changes.get("schedule") in SPLIT_SCHEDULES,

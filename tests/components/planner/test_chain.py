@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.cluster import QueueSection
-from components.planner.interruptions import chain_of, longest_queue
+from components.planner.interruptions import chain_of
+from components.planner.queues import longest_queue
 
 DAY_QUEUE = QueueSection(name="day", fewest_nodes=1, most_nodes=9, longest_hours=24.0)
 HOUR = 3_600.0

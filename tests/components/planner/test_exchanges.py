@@ -24,6 +24,7 @@ from components.planner.communication import (
     latency,
 )
 from components.planner.job import TrainingJob
+from components.planner.layer import layer_bytes_per_token
 from components.planner.time import plan_time
 from tests.components.distributed.mesh_cases import ORDER, degrees_of
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
@@ -114,6 +115,39 @@ def test_context_ranks_on_several_nodes_make_a_step_longer_than_on_one() -> None
         one = job(gpt(dim=4_096, num_layers=32, num_heads=32), where, sequence_length=32_768)
         times.append(plan_time(one, hopper(), ours().speed).microbatches)
     assert times[0] < times[1]
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "bound", "tokens"),
+    [
+        ("all_gather", None, 3),
+        ("all_to_all", None, 8 * 3 / 4),
+        ("all_to_all", 1.5, 1.5 * 8 * 3 / 4),
+        ("all_to_all", 9.0, 4 * 8 * 3 / 4),
+    ],
+)
+def test_what_an_expert_rank_sends_is_counted_by_hand(
+    dispatch: str, bound: float | None, tokens: float
+) -> None:
+    """Of each token top 8 over four ranks; a bound sends so much more, all pairs at most."""
+    mlp = SMALL.mlp.model_copy(update={"num_experts": 16, "top_k": 8})
+    where = layout(expert=4, num_layers=4, expert_dispatch=dispatch, expert_bound=bound)
+    one = job(SMALL.model_copy(update={"mlp": mlp}), where, sequence_length=LENGTH)
+    assert expert_bytes(one) == 2 * LENGTH * SMALL.dim * tokens
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_rows_of_a_bounded_exchange_are_kept_with_their_padding(recompute: str) -> None:
+    mlp = SMALL.mlp.model_copy(update={"num_experts": 16, "top_k": 8})
+    kept = []
+    for bound in (None, 1.0, 1.5, 2.0):
+        where = layout(expert=4, num_layers=4, expert_dispatch="all_to_all", expert_bound=bound)
+        one = job(SMALL.model_copy(update={"mlp": mlp}), where, recompute=recompute)
+        kept.append(layer_bytes_per_token(one))
+    assert kept[0] == kept[1]
+    assert kept[2] - kept[1] == pytest.approx(kept[3] - kept[2])
+    # What goes into an expert's activation at least, two bytes a number.
+    assert kept[2] - kept[1] >= 0.5 * 8 * 2 * mlp.ffn_dim
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])

@@ -261,13 +261,15 @@ def test_the_heads_gradient_is_a_wide_sum_beside_the_cast_weight_or_its_own_roun
 def test_inputs_stay_as_gathered_but_where_they_are_gathered_again() -> None:
     """Two of a layer, of which Korthikanti et al. (section 4.2.2) keep each rank's slice."""
     sliced = job(MIDDLE, layout(tensor=4))
-    again = ours().memory.model_copy(update={"keeps_gathered": False})
+    keeping = ours().memory.model_copy(update={"keeps_gathered": True})
     more, less = (
         plan_memory(sliced, hopper(), software).ranks[0].activations
-        for software in (ours().memory, again)
+        for software in (keeping, ours().memory)
     )
     inputs = 2 * MIDDLE.num_layers * 2 * MIDDLE.dim * sliced.microbatch_tokens
     assert more - less == pytest.approx(inputs * 3 / 4 * ours().memory.fragmentation)
+    compiled = plan_memory(replace(sliced, compiled=True), hopper(), ours().memory)
+    assert compiled.ranks[0].activations == more  # a graph keeps what its collectives gave
 
 
 def test_all_stages_but_the_last_keep_what_they_sent() -> None:

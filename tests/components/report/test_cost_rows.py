@@ -19,7 +19,7 @@ def rows_of(*words: str, **changes: Any) -> dict[str, str]:
 
 def test_every_part_of_the_days_has_a_row() -> None:
     rows = rows_of("recipe=bloom176b", "cluster=jean_zay")
-    assert rows["days, without waiting"].endswith(" jobs of qos_gpu-gc")
+    assert rows["days, without waiting"].endswith(" jobs of qos_gpu_a100-t3")
     assert rows["  steps"].endswith(", 95,000 steps")
     assert rows["  checkpoints, which stop the run"].endswith(", 872 of them")
     assert rows["  evaluations"].endswith(", 89 of them")

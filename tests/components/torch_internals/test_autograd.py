@@ -7,6 +7,7 @@ from components.torch_internals.operators import (
     checkpoint,
     in_backward,
     keeps_graph,
+    saves_through_hooks,
     will_run,
 )
 
@@ -61,6 +62,16 @@ def test_of_a_leaf_that_is_asked_for_by_name_it_says_yes() -> None:
     apply: Any = Asked.apply
     torch.autograd.grad(apply(left, right, told), left)
     assert told[0][2][0]
+
+
+def test_a_checkpoint_is_seen_by_its_hooks_both_times_and_nothing_else_is() -> None:
+    module, seen = nn.Sequential(nn.Linear(4, 4)), list[bool]()
+    module[0].register_forward_pre_hook(lambda *_: seen.append(saves_through_hooks()))
+    module(torch.ones(4)).sum().backward()
+    checkpoint(module)
+    module(torch.ones(4)).sum().backward()
+    assert seen == [False, True, True]
+    assert not saves_through_hooks()
 
 
 def test_checkpointing_computes_twice_keeps_names_and_gives_the_same_gradients() -> None:

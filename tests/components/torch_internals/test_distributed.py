@@ -12,9 +12,14 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 
 from components.torch_internals.distributed import (
     StridedShard,
+    all_reduced,
     concatenated,
     flattened,
+    gathered,
     local_tensor,
+    placed,
+    placement_of,
+    scattered,
 )
 from components.torch_internals.operators import WAIT, FakeStore
 from tests.components.torch_internals.seen import overloads_of, packets_of
@@ -65,6 +70,21 @@ def test_the_local_part_is_found_without_an_operator(root: DeviceMesh) -> None:
     assert overloads_of(lambda: found.append(local_tensor(whole))) == []
     assert found[0].data_ptr() == rows.data_ptr()
     assert local_tensor(rows) is rows
+
+
+def test_a_part_is_placed_as_another_was_without_an_operator(root: DeviceMesh) -> None:
+    one = DTensor.from_local(torch.ones(2, 3), root["first"], [Shard(0)])
+    found, part = [], torch.zeros(2, 3)
+    assert overloads_of(lambda: found.append(placed(part, placement_of(one)))) == []
+    assert (found[0].shape, found[0].placements) == (one.shape, one.placements)
+    assert local_tensor(found[0]).data_ptr() == part.data_ptr()
+
+
+def test_functional_collectives_give_new_tensors(root: DeviceMesh) -> None:
+    group, rows = root["first"].get_group(), torch.ones(4, 3)
+    parts = gathered(rows, 0, group), scattered(rows, "sum", 0, group)
+    found = *parts, all_reduced(rows, "sum", group)
+    assert [len(one + 0) for one in found] == [8, 2, 4]  # which waits for each
 
 
 def test_a_functional_collective_ends_in_a_wait(root: DeviceMesh) -> None:

@@ -1,7 +1,7 @@
 #!/bin/bash
 #SBATCH --job-name=bloom176b
 #SBATCH --account=<account>@a100
-#SBATCH --qos=qos_gpu-gc
+#SBATCH --qos=qos_gpu_a100-t3
 #SBATCH --nodes=48
 #SBATCH --ntasks-per-node=8
 #SBATCH --cpus-per-task=8
@@ -9,17 +9,18 @@
 #SBATCH --constraint=a100
 #SBATCH --gres=gpu:8
 #SBATCH --hint=nomultithread
-#SBATCH --time=100:00:00
+#SBATCH --time=20:00:00
 #SBATCH --signal=B:USR1@540
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --array=1-48%1
+#SBATCH --array=1-241%1
 #SBATCH --output=/path/to/kochbuch/runs/bloom176b-full/jobs/%A_%a.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
 # The sources in brackets are those of conf/cluster/jean_zay.yaml.
 module purge
 module load arch/a100
+module load singularity
 source /path/to/kochbuch/.venv/bin/activate
 cd /path/to/kochbuch || exit
 node=/tmp/kochbuch-$SLURM_JOB_ID

@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/bin/bash -l
 #PBS -N mula1b
 #PBS -A <account>
 #PBS -q prod
@@ -27,7 +27,10 @@ export CCL_ZE_CACHE_OPEN_IPC_HANDLES_THRESHOLD=32768  # as OPT and GPT; ALCF has
 export FI_MR_CACHE_MONITOR=userfaultfd  # ALCF's smallest set, tested to 1,024 nodes
 export FI_CXI_DEFAULT_CQ_SIZE=1048576  # event queues overflow (ALCF)
 export TMPDIR=/tmp  # the path of a socket has 107 bytes (ALCF)
+export PALS_PING_PERIOD=240  # a node that answers no ping for 120 s ends the launch (ALCF)
+export PALS_RPC_TIMEOUT=240  # goes with it (ALCF)
 export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.anl.gov:3128  # the one way out
+export no_proxy='admin,*.hostmgmt.cm.aurora.alcf.anl.gov,*.hsn.cm.aurora.alcf.anl.gov,*.alcf.anl.gov,.alcf.anl.gov,localhost,127.0.0.1'  # nodes reach each other past it
 source /path/to/kochbuch/.venv/bin/activate
 cd /path/to/kochbuch || exit
 node=/tmp/kochbuch-${PBS_JOBID%%.*}

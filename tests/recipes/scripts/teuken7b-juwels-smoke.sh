@@ -20,6 +20,9 @@ unset PYTHONPATH  # the stage's own packages would hide those of the environment
 export NCCL_IB_TIMEOUT=50  # links flip on the Booster (JUB, TLL); Teuken's script has 20
 export UCX_RC_TIMEOUT=4s  # for the same flips (SB, JUB)
 export NCCL_IB_RETRY_CNT=10  # for the same flips (JUB)
+export NCCL_NET_GDR_LEVEL=2  # a port reads devices across PCIe switches (OEL)
+export NCCL_NET_GDR_READ=1  # goes with it (OEL)
+export NCCL_SOCKET_FAMILY=AF_INET  # addresses of nodes are IPv4 (OEL)
 export NCCL_SOCKET_IFNAME=ib0  # host names with an i are addresses of this interface (SB)
 export GLOO_SOCKET_IFNAME=ib0  # as for NCCL (SB)
 export CUDA_VISIBLE_DEVICES=0,1,2,3  # the scheduler would show each rank one device, called 0 (JUB, ITW)

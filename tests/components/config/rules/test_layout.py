@@ -82,6 +82,22 @@ REFUSED = [
         "set parallelism.expert_overlap=1",
     ),
     (
+        "mula20b_a2b parallelism.expert_bound=1.5",
+        "parallelism.expert_bound: 1.5, but parallelism.expert_dispatch=all_gather sends every "
+        "rank all tokens",
+        "set parallelism.expert_bound=null, or parallelism.expert_dispatch=all_to_all",
+    ),
+    (
+        "mula20b_a2b expert_bound=3 expert_dispatch=all_to_all model.mlp.path=loop",
+        "parallelism.expert_bound: 3, but model.mlp.path=loop asks the host before each expert",
+        "set parallelism.expert_bound=null, or model.mlp.path=auto",
+    ),
+    (
+        "mula7b_a1b expert_bound=2",
+        "parallelism.expert_bound: 2, but with parallelism.expert=1 nothing is sent",
+        "set parallelism.expert_bound=null",
+    ),
+    (
         "bloom7b1 data_shard=4",
         "parallelism.data_shard: 4 ranks would share a sharded copy, but at zero=0 nothing "
         "is sharded",

@@ -1,0 +1,92 @@
+"""What passes hide of the exchange of data ranks, on a clock of its own.
+
+Our engine takes steps of a real decoder. Layers take time forward, and each gradient by its
+numbers, twice as much; collectives by what they carry, one after another over a link on which
+those of a step take as long as the backward pass. Nothing is sent, and nothing waits.
+"""
+
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from components.distributed import collectives
+from components.model.decoder import Decoder
+from tests.components.distributed.layout_cases import Layout, ParallelModel, batch_of
+from tests.components.distributed.tensor_cases import Parts, randomized
+
+
+class SimulatedLink:
+    """A clock that what computes and what waits moves on; ``price`` is a number's time."""
+
+    def __init__(self, *, price: float) -> None:
+        self.now = self._free = 0.0
+        self._price = price
+
+    def compute(self, seconds: float, *_: object) -> None:
+        self.now += seconds
+
+    def send(self, numbers: int, *, at_once: bool) -> "Sent":
+        self._free = max(self.now, self._free) + self._price * numbers
+        sent = Sent(self, self._free)
+        if at_once:
+            sent.wait()
+        return sent
+
+    def gather(self, everyones: Tensor, mine: Tensor, **how: Any) -> "Sent":
+        return self.send(everyones.numel() - mine.numel(), at_once=not how["async_op"])
+
+    def scatter(self, mine: Tensor, everyones: Tensor, **how: Any) -> "Sent":
+        return self.gather(everyones, mine, **how)
+
+    def add_up(self, numbers: Tensor, **how: Any) -> "Sent":
+        return self.send(numbers.numel(), at_once=not how["async_op"])
+
+
+class Sent:
+    """A collective that ends at some time."""
+
+    def __init__(self, link: SimulatedLink, end: float) -> None:
+        self._link, self._end = link, end
+
+    def wait(self) -> None:
+        self._link.now = max(self._link.now, self._end)
+
+
+def hidden(parts: Parts, layout: Layout) -> float:
+    """Return which part of what is exposed without overlap passes hide."""
+    alone = step_time(parts, layout, price=0.0)
+    late = step_time(parts, layout._replace(overlaps=False), price=1.0)
+    return 1 - (step_time(parts, layout, price=1.0) - alone) / (late - alone)
+
+
+def step_time(parts: Parts, layout: Layout, *, price: float) -> float:
+    """Take two steps, and time the second: from the update before to what it updates."""
+    sharded = ParallelModel(randomized(parts).float(), layout)
+    (stage,) = sharded.stages
+    numbers = sum(weight.numel() for weight in stage.parameters())
+    link = SimulatedLink(price=price)
+    # Gradients and weights: in a step each number travels once.
+    watch(stage, link, forward=numbers / 2, backward=numbers)
+    with (
+        patch.multiple(collectives, all_gather=link.gather, reduce_scatter=link.scatter),
+        patch.object(dist, "all_reduce", link.add_up),
+    ):
+        sharded.backward(batch_of(0, 0, microbatches=1))
+        began = link.now
+        sharded.parallel.spread()
+        sharded.backward(batch_of(1, 0, microbatches=1))
+    return link.now - began
+
+
+def watch(stage: Decoder, link: SimulatedLink, *, forward: float, backward: float) -> None:
+    """Let each layer take its time forward, and each weight's gradient its own backward."""
+    layers: list[nn.Module] = list(stage.layers.values())
+    weights = list(stage.parameters())
+    numbers = sum(weight.numel() for weight in weights)
+    for layer in layers:
+        layer.register_forward_pre_hook(partial(link.compute, forward / len(layers)))
+    for weight in weights:
+        weight.register_hook(partial(link.compute, backward * weight.numel() / numbers))

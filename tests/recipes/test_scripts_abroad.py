@@ -1,0 +1,100 @@
+"""The scripts of all recipes on all profiles: chains where a queue takes them, limits told."""
+
+import re
+from functools import cache
+from itertools import count
+from math import gcd
+
+import pytest
+import yaml
+
+from cluster.job import JobSettings, render
+from components.errors import RecipeError
+from components.planner.queues import longest_queue, queue_remark, takes_runs, with_nodes
+from tests.cluster.directives import read_directives
+from tests.cluster.jobs import RECIPES, ROOT, home_of, job_of, recipe_of
+
+PROFILES = {
+    path.stem: tree
+    for path in sorted((ROOT / "conf" / "cluster").glob("*.yaml"))
+    if (tree := yaml.safe_load(path.read_text("utf-8")))["scheduler"] != "none"
+}
+ABROAD = [(name, cluster) for name in RECIPES for cluster in PROFILES]
+QUICK = ("teuken7b-aurora", "mula1b-juwels", "bloom560m-jean_zay_h100", "gpt175b-jean_zay")
+NEAREST = re.compile(
+    r"(cut to|raise to) ([\d,]+) \((\S+), [\d.]+ h\)|site\.queue=\S+, [\d.]+ h"
+)
+
+
+@cache
+def words_for(name: str, cluster: str) -> tuple[str, ...]:
+    """Fill whole nodes of the cluster: as many data ranks more, and a batch for them."""
+    home = recipe_of(f"recipe={name}", f"cluster={home_of(name)}")
+    degrees, devices = home.parallelism, PROFILES[cluster]["devices_per_node"]
+    ranks = home.cluster.ranks // degrees.data
+    step = devices // gcd(devices, ranks)
+    data = next(data for data in count(degrees.data) if data % step == 0)
+    if data == degrees.data:
+        return (f"recipe={name}", f"cluster={cluster}")
+    unit = home.budget.sequence_length * data * degrees.expert * degrees.microbatch_sequences
+    unit *= degrees.pipeline  # it needs as many microbatches
+    batch = -(-home.budget.global_batch_tokens // unit) * unit
+    more = (f"parallelism.data={data}", f"budget.global_batch_tokens={batch}")
+    return (f"recipe={name}", f"cluster={cluster}", *more, "budget.ramp_up=none")
+
+
+def check_chain(job: JobSettings) -> None:
+    """Hold the script against its queue, and what is noted against what a limit asks for."""
+    script, queue = render(job), job.limits
+    found = read_directives(script)
+    arrays = job.cluster.scheduler == "slurm"
+    chained = "--array" in found if arrays else "qsub -W depend" in script
+    assert chained == (job.jobs > 1)
+    if queue is None:  # the profile knows no limit
+        assert not job.cluster.queues
+        return
+    admitted = queue.submitted
+    together = 1 if not chained else job.jobs if arrays else 2
+    assert admitted is None or together <= admitted
+    assert queue.chain or not chained
+    cluster = with_nodes(job.cluster, job.nodes)
+    assert queue.fewest_nodes <= job.nodes <= queue.most_nodes
+    assert job.walltime_seconds <= queue.hours_on(job.nodes) * 3_600
+    if not takes_runs(cluster, job.nodes):
+        assert not chained
+        if job.needed_jobs is not None and job.needed_jobs > 1:
+            assert any(NEAREST.search(note) for note in job.notes), job.notes
+
+
+@pytest.mark.quick(*QUICK)
+@pytest.mark.parametrize(("name", "cluster"), ABROAD)
+def test_no_script_chains_where_its_queue_forbids_it(name: str, cluster: str) -> None:
+    words = words_for(name, cluster)
+    asked = recipe_of(*words).cluster
+    if asked.queues and longest_queue(asked) is None:
+        with pytest.raises(RecipeError, match=NEAREST) as refused:
+            job_of(*words)
+        assert refused.value.path == "cluster.nodes"
+    else:
+        check_chain(job_of(*words))
+
+
+NODES = [("aurora", 16), ("aurora", 17), ("aurora", 255), ("aurora", 256), ("juwels", 385)]
+
+
+@pytest.mark.quick("aurora-17", "aurora-256")
+@pytest.mark.parametrize(("cluster", "nodes"), NODES)
+def test_at_the_border_of_a_queue_the_script_and_the_plan_say_the_same(
+    cluster: str, nodes: int
+) -> None:
+    ranks = nodes * PROFILES[cluster]["devices_per_node"]
+    batch = f"budget.global_batch_tokens={ranks * 2_048}"
+    words = ("recipe=mula1b", f"cluster={cluster}", f"parallelism.data={ranks}", batch)
+    job = job_of(*words)
+    check_chain(job)
+    queue = longest_queue(with_nodes(job.cluster, nodes))
+    remark = queue_remark(job.cluster, queue, job.needed_jobs)
+    assert (remark is not None) == bool(job.notes)
+    if remark is not None:
+        assert job.notes == (f"{remark.path}: {remark.problem}; {remark.remedy}",)
+    assert (job.jobs > 1) == takes_runs(job.cluster, nodes)
