@@ -178,8 +178,8 @@ def _check(point: SweepPoint, taken: Counter[str]) -> "Sequence[Ready]":
 def _standing_jobs(recipe: Recipe, arguments: Arguments, path: Path) -> dict[str, int]:
     """Count a run's jobs in its queue, where that takes only so many of one user."""
     from cluster.job import job_settings
-    from cluster.status import status_of
     from cluster.scheduler import scheduler_of
+    from cluster.status import status_of
     from cluster.user import read_user
 
     user = read_user(recipe.cluster.name, arguments.site)
