@@ -39,6 +39,7 @@ def test_experts_are_trained_with_their_auxiliary_loss(home: Path, program: Prog
     assert taken[-1]["loss"] < taken[0]["loss"]
 
 
+@pytest.mark.long
 def test_a_step_beyond_the_bound_of_experts_is_taken_with_exact_sizes(
     home: Path, program: Program
 ) -> None:

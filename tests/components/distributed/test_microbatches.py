@@ -161,6 +161,7 @@ def test_compiled_layers_compute_what_one_process_does(two_ranks: Ranks, schedul
     assert_as_one_process(found, 4, TENSOR_TOLERANCE)
 
 
+@pytest.mark.long
 def test_compiled_layers_of_sliced_tensor_ranks_compute_what_one_process_does(
     two_ranks: Ranks,
 ) -> None:

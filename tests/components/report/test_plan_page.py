@@ -133,7 +133,7 @@ def test_a_step_that_is_not_predicted_says_so(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_a_warning(tmp_path: Path) -> None:
-    result, picture = planned("playbook469b")
+    result, picture = planned("playbook469b", "parallelism.sequence_parallel=false")
     assert result.memory.verdict == "does_not_fit"
     assert '<p class="warning">does not fit</p>' in write_plan(
         result, picture, why="", destination=tmp_path / "plan.html"
