@@ -48,7 +48,7 @@ def check_chain(job: JobSettings) -> None:
     script, queue = render(job), job.limits
     found = read_directives(script)
     arrays = job.cluster.scheduler == "slurm"
-    chained = "--array" in found if arrays else "qsub -W depend" in script
+    chained = "--array" in found if arrays else 'cluster.begin "$run" chain' in script
     assert chained == (job.jobs > 1)
     if queue is None:  # the profile knows no limit
         assert not job.cluster.queues
