@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from components.distributed.data import DataParallel
 from components.distributed.weight_shards import local
@@ -82,7 +83,7 @@ def give_a_late_gradient(parts: Parts, layout: Layout) -> str:
 
 def hold(parts: Parts, layout: Layout) -> tuple[Held, Held]:
     """Measure after the second step's first microbatch, and before its update."""
-    model, before = randomized(parts), dict(_storages(_live_tensors()))
+    model, before = randomized(parts), Before.now()
     sharded = ParallelModel(model, layout._replace(overlaps=False))  # no bucket is under way
     optimizer = torch.optim.AdamW([shard.parameter for shard in sharded.shards], lr=0.01)
     sharded.backward(batch_of(0, sharded.mesh.data_rank))
@@ -123,7 +124,7 @@ def hold_experts(parts: Parts, layout: Layout) -> HeldExperts:
 
 def hold_after_evaluation(parts: Parts, layout: Layout) -> Held:
     """Measure after a forward pass that no backward pass follows."""
-    model, before = randomized(parts), dict(_storages(_live_tensors()))
+    model, before = randomized(parts), Before.now()
     sharded = ParallelModel(model, layout)
     optimizer = torch.optim.AdamW([shard.parameter for shard in sharded.shards], lr=0.01)
     with torch.no_grad():
@@ -133,7 +134,7 @@ def hold_after_evaluation(parts: Parts, layout: Layout) -> Held:
 
 
 def _measure(
-    sharded: ParallelModel, optimizer: torch.optim.Optimizer, before: dict[int, int]
+    sharded: ParallelModel, optimizer: torch.optim.Optimizer, before: "Before"
 ) -> Held:
     whole = sum(shard.shape.numel() * shard.weight.itemsize for shard in sharded.shards)
     weights = [local(shard.weight) for shard in sharded.shards]
@@ -144,18 +145,33 @@ def _measure(
         dict(_storages(part))
         for part in (weights, [local(g) for g in gradients if g is not None], state)
     ]
-    named = before | parts[0] | parts[1] | parts[2]
-    others = [size for at, size in _storages(_live_tensors()) if at not in named]
+    named = before.storages | parts[0] | parts[1] | parts[2]
+    new = [local(tensor) for tensor in _live_tensors() if tensor not in before.tensors]
+    others = [size for at, size in _storages(new) if at not in named]
     held = [sum(part.values()) / whole for part in parts]
     return Held(held[0], held[1], held[2], sum(others) / whole)
 
 
-def _live_tensors() -> Iterable[Tensor]:
+class Before(NamedTuple):
+    """What other tests of this process have left: memory, and whatever it becomes."""
+
+    storages: dict[int, int]
+    tensors: WeakIdKeyDictionary
+
+    @classmethod
+    def now(cls) -> "Before":
+        live, known = _live_tensors(), WeakIdKeyDictionary()
+        for tensor in live:
+            known[tensor] = True
+        return cls(dict(_storages(map(local, live))), known)
+
+
+def _live_tensors() -> list[Tensor]:
     gc.collect()
     # Asked by type: an isinstance on every live object wakes some that warn.
     # The compiler of another test may have left fake ones, without memory.
     found = (o for o in gc.get_objects() if issubclass(type(o), Tensor))
-    return [local(o) for o in found if not (issubclass(type(o), FakeTensor) or o.is_meta)]
+    return [o for o in found if not (issubclass(type(o), FakeTensor) or o.is_meta)]
 
 
 def _storages(tensors: Iterable[Tensor]) -> set[tuple[int, int]]:
