@@ -51,15 +51,14 @@ def _kept_selectively(job: TrainingJob) -> float:
     """Count the layer's input, and results of products, attention, experts and collectives.
 
     What a layer adds to its input last, and shares that a collective adds up, are not kept
-    (`components.model.kept`); 4 bytes a head are attention's own, 12 the choice of an expert.
+    (`components.model.kept`), nor what blocks gather; 4 bytes a head are attention's own, 12
+    the choice of an expert.
     """
     shape, layout, hidden = job.shape, job.layout, 2.0 * job.shape.dim
     attention, copies = shape.attention, (shape.mlp.top_k or 1) * layout.padding
     queries = attention.num_heads * attention.head_dim
     keys = attention.num_kv_heads * attention.head_dim
     whole = 2 * hidden  # what comes in, and what attention adds
-    if layout.tensor > 1 and layout.sequence_parallel:
-        whole += 2 * hidden  # this rank's slice of what both blocks gather
     cut = 2.0 * (2 * queries + 2 * keys) + 4.0 * attention.num_heads
     cut += 4.0 * keys * layout.context * (layout.context > 1)
     cut += 2.0 * (2 if shape.mlp.gated else 1) * copies * shape.mlp.ffn_dim

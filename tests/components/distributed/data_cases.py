@@ -171,7 +171,7 @@ def _live_tensors() -> list[Tensor]:
     # Asked by type: an isinstance on every live object wakes some that warn.
     # The compiler of another test may have left fake ones, without memory.
     found = (o for o in gc.get_objects() if issubclass(type(o), Tensor))
-    return [o for o in found if not (issubclass(type(o), FakeTensor) or o.is_meta)]
+    return [o for o in found if not (issubclass(type(local(o)), FakeTensor) or o.is_meta)]
 
 
 def _storages(tensors: Iterable[Tensor]) -> set[tuple[int, int]]:
