@@ -18,7 +18,6 @@ DEEP = (
     "evaluation.every_tokens=2_048",
 )
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the words
-    "tensor 2": (1, ("parallelism.tensor=2", "parallelism.sequence_parallel=true")),
     "tensor 2, norms and attention again": (
         4,
         ("parallelism.tensor=2", "parallelism.recompute=[attention,norms]"),
@@ -30,7 +29,6 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
             "parallelism.recompute=selective",
         ),
     ),
-    "zero 3": (1, ("parallelism.data=2", "parallelism.zero=3")),
     "DeepSpeed's zero 2": (
         1,
         ("parallelism.engine=deepspeed", "parallelism.data=2", "parallelism.zero=2"),
@@ -51,7 +49,6 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
         ),
     ),
     "all again": (1, ("parallelism.recompute=full",)),
-    "attention again": (3, ("parallelism.recompute=[attention]",)),
     "mlp again": (3, ("parallelism.recompute=[mlp]",)),
 }
 

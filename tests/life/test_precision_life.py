@@ -17,8 +17,7 @@ pytestmark = pytest.mark.long
 
 BFLOAT16 = ("precision.compute=bfloat16", "precision.weights=bfloat16")
 SCHEMES = {
-    "float32 weights": ("precision.compute=bfloat16", "precision.weights=float32"),
-    "masters": (*BFLOAT16, "parallelism.zero=1"),
+    # Weights in float32 are killed in test_train.py.
     "masters, sums divided": (*BFLOAT16, "parallelism.zero=2"),
     "masters, all divided": ("precision.compute=bfloat16", "parallelism.zero=3"),
     "masters, sums in bfloat16": (
