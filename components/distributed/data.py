@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from components.distributed.devices import StateDtypes
-from components.distributed.grad_buckets import BucketQueue, GradBucket, bucketed
+from components.distributed.grad_buckets import GRADS_AHEAD, BucketQueue, GradBucket, bucketed
 from components.distributed.mesh import Mesh, ParamGroupMesh
-from components.distributed.weight_gather import AHEAD, WeightGather
+from components.distributed.weight_gather import WEIGHTS_AHEAD, WeightGather
 from components.distributed.weight_shards import WeightShard, local, make_shards, rows_of
 from components.model.decoder import Decoder
 from components.torch_internals.distributed import concatenated
@@ -113,7 +113,7 @@ class DataParallel:
     ) -> None:
         """Make each stage's queue, and gather in the opposite order."""
         uses = Counter(id(weight) for stage in stages for weight in stage.parameters())
-        ahead = AHEAD if self._zero == 2 else len(self.shards)
+        ahead = GRADS_AHEAD if self._zero == 2 else len(self.shards)
         # At stage 2 nothing adds up before it leaves.
         first = self._dtypes.reduce if self._zero == 2 else self._dtypes.accumulate
         dtypes = self._dtypes._replace(accumulate=first)
@@ -138,7 +138,7 @@ class DataParallel:
                 for place, shard in enumerate(bucket.layout.shards):
                     self._places[id(shard.weight)] = queue, bucket, place
         wanted = [one for one in forward if one.ranks > 1 or one.shards[0].is_master]
-        self._gather = WeightGather(wanted, ahead=AHEAD if self._overlap else 0)
+        self._gather = WeightGather(wanted, ahead=WEIGHTS_AHEAD if self._overlap else 0)
         for stage in stages:
             self._gather.watch(stage)
 

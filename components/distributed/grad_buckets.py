@@ -17,6 +17,8 @@ from components.distributed import collectives
 from components.distributed.devices import StateDtypes
 from components.distributed.weight_shards import WeightShard, local, rows_of
 
+GRADS_AHEAD = 4  # ranks are not equally quick, and two buckets under way left a link idle
+
 
 class BucketLayout:
     """Where the rows of each shard lie in a bucket of (ranks, columns)."""

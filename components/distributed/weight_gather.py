@@ -1,10 +1,12 @@
 """Weight gather: updated rows reach all ranks under the next forward pass (ZeRO 1 and 2).
 
-Each bucket is one all-gather in the dtype of the weights. A module waits for those of its own
-weights alone; while it computes, those of the next module are under way, and at least two.
+Each bucket is one all-gather in the dtype of the weights. A layer's attention and MLP wait for
+those of their own weights alone; a compiled layer, whose parts are called within a graph, for
+all of its. While one computes, those of the next two are under way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -14,7 +16,7 @@ from components.distributed import collectives
 from components.distributed.grad_buckets import BucketLayout
 from components.distributed.weight_shards import local, rows_of
 
-AHEAD = 2
+WEIGHTS_AHEAD = 2
 
 
 class WeightGather:
@@ -37,10 +39,8 @@ class WeightGather:
             for index, bucket in enumerate(self._buckets)
             for shard in bucket.shards
         }
-        layers = getattr(stage, "layers", nn.ModuleDict())
-        others = [child for child in stage.children() if child is not layers]
         tied = getattr(stage, "embedding", None)
-        for module in [*layers.children(), *others]:
+        for module in _called(stage):
             # The readout has no weight of its own where it reads the embedding's.
             owner = module if list(module.parameters()) else tied
             needed = (
@@ -74,10 +74,9 @@ class WeightGather:
             self._fill()
 
     def _fill(self) -> None:
-        """Send off what the next module waits for: fewer would leave the link idle under it."""
+        """Send off what the next modules wait for: fewer would leave the link idle."""
         coming = (end + 1 for end in self._last_of_module if end >= self._arrived)
-        module = next(coming, 0) if self._ahead else 0
-        end = max(module, self._arrived + max(self._ahead, 1))
+        end = max([*islice(coming, self._ahead), self._arrived + max(self._ahead, 1)])
         while self._departed < min(end, len(self._buckets)):
             self._depart(self._buckets[self._departed])
             self._departed += 1
@@ -109,3 +108,13 @@ class WeightGather:
             elif shard.is_master:
                 rows.copy_(shard.parameter)
         self._arrived += 1
+
+
+def _called(stage: nn.Module) -> Iterator[nn.Module]:
+    """Give the modules whose calls run hooks, each with weights that no other of them has."""
+    for child in stage.children():
+        if child is not getattr(stage, "layers", None):
+            yield child
+            continue
+        for layer in child.children():
+            yield from [layer] if getattr(layer, "in_graph", False) else layer.children()

@@ -92,6 +92,7 @@ def compile_layers(
         if here == "selective":
             _keep_by_operator(layer, outside)
         _compile(layer)
+        layer.in_graph = True
 
 
 def _keep_by_operator(layer: Any, outside: Collection[nn.Module]) -> None:

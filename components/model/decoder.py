@@ -27,7 +27,10 @@ class Layer(nn.Module):
     """Add attention, then an MLP, to the residual stream, each fed through its own norm.
 
     ``dropout`` is the fraction of either branch that training drops before it is added.
+    ``in_graph`` says whether its parts are called within a compiled graph, without their hooks.
     """
+
+    in_graph = False
 
     def __init__(
         self,

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from components.planner.job import ParallelLayout, TrainingJob
 from components.planner.software import SoftwareMemory
 
-AHEAD = 2  # buckets under way, `components.distributed.weight_gather`
+# Buckets under way, `components.distributed.grad_buckets` and `weight_gather`.
+GRADS_AHEAD, WEIGHTS_AHEAD = 4, 2
 
 
 class DeviceParameters(NamedTuple):
@@ -166,12 +167,12 @@ def shard_gradients(job: TrainingJob, parameters: DeviceParameters) -> float:
 def bucket_bytes(job: TrainingJob, parameters: DeviceParameters) -> float:
     """Count the buckets of one rank that are under way in a backward pass of ZeRO 2.
 
-    One fills, two are on their way; the largest weight may fill one alone.
+    One fills, four are on their way; the largest weight may fill one alone.
     """
     if job.layout.zero != 2 or not job.shard_gradient_bytes:
         return 0.0
     total, usual = parameters.dense + parameters.expert, job.layout.bucket_elements
-    several = AHEAD * usual + max(usual, parameters.largest)
+    several = GRADS_AHEAD * usual + max(usual, parameters.largest)
     return job.reduce_bytes * min(several, total)
 
 
@@ -188,7 +189,7 @@ def step_bytes(
     total = parameters.dense + parameters.expert
     added = total * (software.step_bytes + software.shared_step_bytes / job.layout.data_shard)
     if max(sharing_ranks(job.layout)) > 1 and job.layout.zero < 3:
-        buckets = job.layout.bucket_elements * (AHEAD if job.layout.overlap else 1)
+        buckets = job.layout.bucket_elements * (WEIGHTS_AHEAD if job.layout.overlap else 1)
         if buckets:
             added += min(max(buckets, parameters.largest), total) * job.gather_bytes
     return added

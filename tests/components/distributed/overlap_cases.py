@@ -1,6 +1,6 @@
 """What passes hide of the exchange of data ranks, on a clock of its own.
 
-Our engine takes steps of a real decoder. Layers take time forward, and each gradient by its
+Our engine takes steps of a real decoder. Parts of layers take time forward, and each gradient by its
 numbers, twice as much; collectives by what they carry, one after another over a link on which
 those of a step take as long as the backward pass. Nothing is sent, and nothing waits.
 """
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from components.distributed import collectives
 from components.model.decoder import Decoder
+from components.torch_internals import operators
+from tests.components.distributed.data_cases import train_by_many_buckets
 from tests.components.distributed.layout_cases import Layout, ParallelModel, batch_of
 from tests.components.distributed.tensor_cases import Parts, randomized
 
@@ -81,12 +83,20 @@ def step_time(parts: Parts, layout: Layout, *, price: float) -> float:
     return link.now - began
 
 
+def graphs_of_layers(parts: Parts, layout: Layout) -> int:
+    """Count the graphs that compiled layers make, whose weights come under the forward pass."""
+    before = operators.count_graphs()
+    train_by_many_buckets(parts, layout._replace(compile="layers"))
+    return operators.count_graphs() - before
+
+
 def watch(stage: Decoder, link: SimulatedLink, *, forward: float, backward: float) -> None:
-    """Let each layer take its time forward, and each weight's gradient its own backward."""
-    layers: list[nn.Module] = list(stage.layers.values())
+    """Let each part of a layer take its time forward, and each weight's gradient its own backward."""
+    layers: list[Any] = list(stage.layers.values())
+    parts: list[nn.Module] = [part for layer in layers for part in (layer.attention, layer.mlp)]
     weights = list(stage.parameters())
     numbers = sum(weight.numel() for weight in weights)
-    for layer in layers:
-        layer.register_forward_pre_hook(partial(link.compute, forward / len(layers)))
+    for part in parts:
+        part.register_forward_pre_hook(partial(link.compute, forward / len(parts)))
     for weight in weights:
         weight.register_hook(partial(link.compute, backward * weight.numel() / numbers))

@@ -8,7 +8,7 @@ from torch import nn
 
 from components.model.moe import Experts
 from tests.components.distributed.layout_cases import Layout
-from tests.components.distributed.overlap_cases import hidden
+from tests.components.distributed.overlap_cases import graphs_of_layers, hidden
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import Parts
 
@@ -46,3 +46,9 @@ def test_passes_hide_most_of_an_exchange_as_long_as_the_backward_pass(
     )
     for found in two_ranks(hidden, DENSE._replace(mlp=mlp), layout):
         assert found >= LEAST
+
+
+@pytest.mark.long
+def test_a_compiled_layer_waits_for_its_weights_before_its_one_graph(two_ranks: Ranks) -> None:
+    layout = Layout(shard=2, zero=1)
+    assert two_ranks(graphs_of_layers, DENSE._replace(num_layers=2), layout) == [1, 1]
