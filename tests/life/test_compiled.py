@@ -18,10 +18,7 @@ DEEP = (
     "evaluation.every_tokens=2_048",
 )
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the words
-    "tensor 2, norms and attention again": (
-        4,
-        ("parallelism.tensor=2", "parallelism.recompute=[attention,norms]"),
-    ),
+    "tensor 2, mlp again": (3, ("parallelism.tensor=2", "parallelism.recompute=[mlp]")),
     "tensor 2, by operator": (
         1,
         (
@@ -49,7 +46,6 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
         ),
     ),
     "all again": (1, ("parallelism.recompute=full",)),
-    "mlp again": (3, ("parallelism.recompute=[mlp]",)),
 }
 
 

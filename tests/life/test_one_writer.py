@@ -61,13 +61,12 @@ def losses(run: Path) -> list[tuple[int, float]]:
     return [(one["step"], one["loss"]) for one in entries(run, "step")]
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.long)])
-def begun(home: Path, request: pytest.FixtureRequest) -> tuple[Path, list[tuple[int, float]]]:
-    """A run that was stopped, and the losses of one that was left alone."""
-    ranks = f"cluster.ranks={request.param}"
-    whole, run = home / f"whole-{request.param}", home / f"begun-{request.param}"
-    assert act(home, *WORDS, ranks, f"run={whole}") == 0
-    stop_after(home, run, 3, *WORDS, ranks)
+@pytest.fixture(scope="module")
+def begun(home: Path) -> tuple[Path, list[tuple[int, float]]]:
+    """A run of one process that was stopped, and the losses of one that was left alone."""
+    whole, run = home / "whole", home / "begun"
+    assert act(home, *WORDS, f"run={whole}") == 0
+    stop_after(home, run, 3, *WORDS)
     return run, losses(whole)
 
 
