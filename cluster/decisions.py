@@ -101,10 +101,12 @@ def why_no_node(chain: ChainState, step: int, nodes: Sequence[str]) -> str:
     before = [one for one in chain.current if one.bad_step == step]
     if not before or any(set(nodes) & set(one.bad_nodes) for one in before):
         return ""
-    places = [", ".join(names) or "a node unknown" for names in (before[-1].bad_nodes, nodes)]
+    first, now = (
+        ", ".join(names) or "no node in particular" for names in (before[-1].bad_nodes, nodes)
+    )
     return (
-        f"step {step} was not finite on {places[0]} and now on {places[1]}, so it is its data or "
-        "the recipe: submit again with guard.non_finite.action=skip, or a lower optimizer.lr"
+        f"step {step} was not finite on {first} and then on {now}, so it is the step's data "
+        "or the recipe: submit again with guard.non_finite.action=skip, or a lower optimizer.lr"
     )
 
 

@@ -119,10 +119,9 @@ def _failure(
     found = find_failure(ranks=ranks, log=log, nodes=nodes, per_node=per_node, status=status)
     if found.bad_step is None:
         return found
-    why = why_no_node(jobs.chain(), found.bad_step, found.nodes)
-    return (
-        replace(found, why=f"{found.why}; {why}", of_node=False, of_user=True) if why else found
-    )
+    if not (shown := why_no_node(jobs.chain(), found.bad_step, found.nodes)):
+        return found
+    return replace(found, why=f"{found.why}; {shown}", of_node=False, of_user=True)
 
 
 def find_failure(
@@ -135,12 +134,10 @@ def find_failure(
     if error is not None and (error.is_own or killed is None):
         text = error.message
         if (soft := soft_failure(text)) is not None:
-            return Failure(
-                why=f"rank {error.rank}: {text[:_LONGEST]}",
-                nodes=_as_listed(soft.nodes, nodes),
-                of_node=True,
-                bad_step=soft.step,
-            )
+            named = _as_listed(soft.nodes, nodes)
+            named = () if len(named) == len(nodes) > 1 else named  # all: it is none of them
+            why = f"rank {error.rank}: {text[:_LONGEST]}"
+            return Failure(why=why, nodes=named, of_node=True, bad_step=soft.step)
         place = len(nodes) if per_node is None else error.rank // per_node
         return Failure(
             why=f"rank {error.rank}: {text[:_LONGEST]}",

@@ -1,4 +1,4 @@
-"""Numbers of a rank that are not finite, under ``relaunch``: nothing is saved, its node is told.
+"""A rank's numbers are not finite, under ``relaunch``: nothing is saved, its node is told.
 
 What goes on from the last checkpoint ends with the bits of a run that nothing befell.
 """
