@@ -136,7 +136,7 @@ def find_failure(
         if (soft := soft_failure(text)) is not None:
             named = _as_listed(soft.nodes, nodes)
             named = () if len(named) == len(nodes) > 1 else named  # all: it is none of them
-            why = f"rank {error.rank}: {text[:_LONGEST]}"
+            why = soft.text[:_LONGEST]
             return Failure(why=why, nodes=named, of_node=True, bad_step=soft.step)
         place = len(nodes) if per_node is None else error.rank // per_node
         return Failure(

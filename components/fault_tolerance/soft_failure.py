@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 # Of one data rank's forward pass: the ranks of a tensor or expert group share their sums.
 MOST_NODES = 64
-_ACTION = "guard.non_finite.action"
 _PLACE = re.compile(r"(?P<node>[\w.-]+) \(rank [\d, ]+\)")
 
 
@@ -29,19 +28,23 @@ class NotFiniteError(RuntimeError):
 
 @dataclass(frozen=True)
 class SoftFailure:
-    """What a `NotFiniteError` tells: its step, and the nodes suspected, if any."""
+    """What a `NotFiniteError` tells: its text, step, and the nodes suspected, if any.
 
+    All ranks raise the same: which of them did so first says nothing.
+    """
+
+    text: str
     step: int
     nodes: tuple[str, ...]
 
 
 def soft_failure(message: str) -> SoftFailure | None:
     """Read what torch's ``record`` wrote of a `NotFiniteError`; None for any other error."""
-    found = re.match(rf"{NotFiniteError.__name__}: step (\d+), ", message)
+    found = re.match(rf"{NotFiniteError.__name__}: (step (\d+), .*)", message)
     if found is None:
         return None
-    nodes = [place["node"] for place in _PLACE.finditer(message)]
-    return SoftFailure(step=int(found[1]), nodes=tuple(dict.fromkeys(nodes)))
+    nodes = [place["node"] for place in _PLACE.finditer(found[1])]
+    return SoftFailure(text=found[1], step=int(found[2]), nodes=tuple(dict.fromkeys(nodes)))
 
 
 def _where(ranks: Mapping[str, Sequence[int]]) -> str:
@@ -57,5 +60,5 @@ def way_on(run: str) -> str:
     """Say how a run is gone on with that nothing starts again by itself."""
     return (
         f"nothing was saved of that step: resume={run} goes on from the last checkpoint; "
-        f"if it is not finite again, add {_ACTION}=skip"
+        "if it is not finite again, add guard.non_finite.action=skip"
     )

@@ -153,8 +153,8 @@ def how_it_ended(folder: RunFolder, status: int) -> str:
         if (error := recipe_error(failure.message)) is not None:
             say(first)
             raise error
-        if soft_failure(failure.message) is not None:
-            say(f"{first}: {failure.message}\n  {way_on(str(folder.path))}")
+        if (soft := soft_failure(failure.message)) is not None:
+            say(f"{soft.text}\n  {way_on(str(folder.path))}")
             return "failed"
         where = f"  what each rank said is in {folder.path / 'ranks'}"
         say(f"{failure.traceback}{first}: {failure.message}\n{where}")
