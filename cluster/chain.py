@@ -49,6 +49,7 @@ class JobAttempt:
     ended: str | None = None  # stopped, finished, failed; lost: others tell
     why: str = ""
     bad_nodes: tuple[str, ...] = ()
+    bad_step: int | None = None  # whose figures were not finite
     fate: Fate | None = None
 
     @property

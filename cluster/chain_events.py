@@ -139,6 +139,7 @@ class EndedEvent(ChainEvent):
     ended: str
     why: str = ""
     bad_nodes: Texts = ()
+    bad_step: Natural | None = None
 
     def change(self, chain: ChainState) -> ChainState:
         return chain.closed(
@@ -149,6 +150,7 @@ class EndedEvent(ChainEvent):
             ended=self.ended,
             why=self.why,
             bad_nodes=self.bad_nodes,
+            bad_step=self.bad_step,
         )
 
     @property

@@ -92,6 +92,24 @@ def _ends(attempts: Sequence[JobAttempt]) -> str:
     return "; ".join(f"{job}: {why}" for why, job in reasons.items())
 
 
+def why_no_node(chain: ChainState, step: int, nodes: Sequence[str]) -> str:
+    """Say why figures of a ``step`` that are not finite are no node's fault, if that is known.
+
+    They were not finite before, in another attempt since the hand-over, and no node was named
+    both times: what is the same is what the step reads, and the recipe.
+    """
+    before = [one for one in chain.current if one.bad_step == step]
+    if not before or any(set(nodes) & set(one.bad_nodes) for one in before):
+        return ""
+    first, now = (
+        ", ".join(names) or "no node in particular" for names in (before[-1].bad_nodes, nodes)
+    )
+    return (
+        f"step {step} was not finite on {first} and then on {now}, so it is the step's data "
+        "or the recipe: submit again with guard.non_finite.action=skip, or a lower optimizer.lr"
+    )
+
+
 def avoided_until(at: str) -> str:
     """Return when a node that is excluded ``at`` this moment may be used again."""
     return (datetime.fromisoformat(at) + timedelta(hours=AVOIDED_HOURS)).isoformat(

@@ -7,19 +7,20 @@ that was killed the launcher speaks.
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.begin import avoid, end_chain
 from cluster.chain import JobAttempt
 from cluster.chain_events import EndedEvent, ExcludedEvent, OverEvent, ReadmittedEvent
-from cluster.decisions import avoided_until, to_lift, too_many
+from cluster.decisions import avoided_until, to_lift, too_many, why_no_node
 from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell, tell_end
 from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 from components.fault_tolerance.failures import read_errors
+from components.fault_tolerance.soft_failure import soft_failure
 from components.preflight.copies import failed_copies
 from components.preflight.verdict import ANSWER, PreflightVerdict, read_verdict
 from components.run.folder import RunFolder
@@ -45,12 +46,13 @@ Verdict = PreflightVerdict | None
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What brought a job down; ``node`` is None where it is not known."""
+    """What brought a job down, on which ``nodes`` as far as that is known."""
 
     why: str
-    node: str | None = None
-    of_node: bool = False  # the machine is suspected
+    nodes: tuple[str, ...] = ()
+    of_node: bool = False  # the machines are suspected
     of_user: bool = False  # a mistake that no repetition mends
+    bad_step: int | None = None  # whose figures were not finite
 
 
 def end(run: Path, status: int) -> int:
@@ -62,7 +64,7 @@ def end(run: Path, status: int) -> int:
     left_out = verdict.bad if verdict and not verdict.of_all else ()
     ended = folder.ended
     failure = Failure(why="") if ended else _failure(jobs, recipe, record, verdict, status)
-    suspect = (failure.node,) if failure.of_node and failure.node is not None else ()
+    suspect = failure.nodes if failure.of_node else ()
     bad = tuple(dict.fromkeys((*left_out, *suspect)))
     at = now()
     told = EndedEvent(
@@ -73,6 +75,7 @@ def end(run: Path, status: int) -> int:
         ended=ended or "failed",
         why=failure.why,
         bad_nodes=bad,
+        bad_step=failure.bad_step,
     )
     jobs.note(told)
     record = jobs.chain().attempts[-1]
@@ -113,7 +116,12 @@ def _failure(
     nodes = record.nodes if verdict is None else verdict.good
     per_node = None if unknown else recipe.cluster.devices_per_node
     ranks = run / "ranks"
-    return find_failure(ranks=ranks, log=log, nodes=nodes, per_node=per_node, status=status)
+    found = find_failure(ranks=ranks, log=log, nodes=nodes, per_node=per_node, status=status)
+    if found.bad_step is None:
+        return found
+    if not (shown := why_no_node(jobs.chain(), found.bad_step, found.nodes)):
+        return found
+    return replace(found, why=f"{found.why}; {shown}", of_node=False, of_user=True)
 
 
 def find_failure(
@@ -125,10 +133,15 @@ def find_failure(
     error = next(iter(read_errors(ranks)), None)
     if error is not None and (error.is_own or killed is None):
         text = error.message
+        if (soft := soft_failure(text)) is not None:
+            named = _as_listed(soft.nodes, nodes)
+            named = () if len(named) == len(nodes) > 1 else named  # all: it is none of them
+            why = soft.text[:_LONGEST]
+            return Failure(why=why, nodes=named, of_node=True, bad_step=soft.step)
         place = len(nodes) if per_node is None else error.rank // per_node
         return Failure(
             why=f"rank {error.rank}: {text[:_LONGEST]}",
-            node=nodes[place] if place < len(nodes) else None,
+            nodes=tuple(nodes[place : place + 1]),
             of_node=bool(_HARDWARE.search(text)),
             # Ranks that outlived their job hold the folder: the next may be luckier.
             of_user=text.startswith(f"{RecipeError.__name__}: ") and TRAINED not in text,
@@ -136,17 +149,23 @@ def find_failure(
     if killed is not None:
         why = f"rank {int(killed['rank'])} on {killed['node']}: {killed['what'].strip()}"
         node = next((node for node in nodes if node.split(".")[0] in killed["node"]), None)
-        return Failure(why=why, node=node, of_node=True)
+        return Failure(why=why, nodes=() if node is None else (node,), of_node=True)
     return Failure(why=f"exit status {status}, and no rank said why")
+
+
+def _as_listed(said: Iterable[str], nodes: Sequence[str]) -> tuple[str, ...]:
+    """Give nodes the names that the scheduler knows: some call themselves by their domain."""
+    known = {node.partition(".")[0] for node in said}
+    return tuple(node for node in nodes if node.partition(".")[0] in known)
 
 
 def copies_failure(failed: Mapping[str, str], nodes: Sequence[str]) -> Failure:
     """Name the nodes without a copy of Python; what no node can take is no node's fault."""
     reasons = " | ".join(f"{node}: {why}" for node, why in failed.items())
-    node = next((node for node in nodes if node.partition(".")[0] in failed), None)
+    named = _as_listed(failed, nodes)
     shared = len(failed) == len(nodes) > 1
     why = f"copies: {reasons}"[:_LONGEST]
-    return Failure(why=why, node=node, of_node=not shared, of_user=shared)
+    return Failure(why=why, nodes=named, of_node=not shared, of_user=shared)
 
 
 def _avoid(scheduler: Scheduler, recipe: Recipe, record: JobAttempt, jobs: Jobs) -> None:

@@ -92,6 +92,13 @@ CASES = (
         words=ROLL_BACK,
     ),
     ChaosCase(
+        name="nan, relaunch",
+        steps=ANY,
+        faults=({"fault": "nan"},),
+        shows="relaunch",
+        words=("guard.non_finite.action=relaunch",),
+    ),
+    ChaosCase(
         name="spike, skip",
         steps=range(STEEP_STEPS + SPIKE_STEPS + 1, STEPS + 1),
         faults=({"fault": "spike"},),

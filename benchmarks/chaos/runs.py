@@ -40,7 +40,7 @@ OWN = {
     "cluster.ranks": RANKS,
 }
 # What of the journal tells what a run did about a fault.
-DEEDS = {"hang", "replicas", "slow_rank", "restart", "damaged", "skip", "stop"}
+DEEDS = {"hang", "replicas", "slow_rank", "restart", "damaged", "skip", "stop", "relaunch"}
 GOES_ON = {"roll_back", "resume", "start"}
 LEFT_OUT = {"skip", "roll_back"}
 

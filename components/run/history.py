@@ -35,7 +35,7 @@ _CAUSES = {
     **dict.fromkeys((*_BEGINS, _PREFLIGHT), "starting"),
     "held_out": "held-out losses",
     "checkpoint": "checkpoints",
-    **dict.fromkeys(("skip", "lower_lr", "roll_back"), "guards"),
+    **dict.fromkeys(("skip", "lower_lr", "roll_back", "relaunch"), "guards"),
 }
 _BETWEEN, _AGAIN = "between processes", "steps computed again"
 _LOST = ("starting", _BETWEEN, _AGAIN, "checkpoints", "held-out losses", "guards")

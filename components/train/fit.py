@@ -22,10 +22,11 @@ from components.run.history import held_until, read_lines
 from components.run.records import DataFolder
 from components.terminal import console
 from components.train.batches import StepBatches
-from components.train.callbacks.checkpoints import Checkpoints, Guarding
+from components.train.callbacks.checkpoints import Checkpoints
 from components.train.callbacks.display import Display, StopOnRequest
 from components.train.callbacks.energy_monitor import Metering
 from components.train.callbacks.garbage import GarbageSchedule
+from components.train.callbacks.guarding import Guarding
 from components.train.callbacks.hooks import Rehearsing, Story
 from components.train.callbacks.metrics_logger import Curves, HeldOutLoss, Metrics
 from components.train.callbacks.profiler import GraphCount, Profiling

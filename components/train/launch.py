@@ -17,6 +17,7 @@ from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
 from components.errors import RecipeError
 from components.fault_tolerance.failures import FIRST_FAILURE, MENDABLE, recipe_error
+from components.fault_tolerance.soft_failure import NotFiniteError, soft_failure, way_on
 from components.run.folder import RunFolder
 from components.run.records import FirstFailure
 from components.run.writer_lock import SHARES, sign
@@ -92,9 +93,7 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
     # Before torch gives any memory of a device, in this process or in those of the ranks.
     os.environ |= allocator_variables(device_type(recipe.cluster.device), os.environ)
     if recipe.cluster.ranks == 1:
-        from components.train.fit import fit
-
-        return fit(folder, recipe)
+        return _train_here(folder, recipe)
     ranks, (limit, _) = recipe.cluster.ranks, resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit < OPEN_FILES:  # sockets, shards and logs: it would fail in the middle
         problem = f"{ranks} ranks, but a process may open {limit} files here"
@@ -130,6 +129,16 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
                 process.wait()
 
 
+def _train_here(folder: RunFolder, recipe: Recipe) -> str:
+    from components.train.fit import fit  # imports torch
+
+    try:
+        return fit(folder, recipe)
+    except NotFiniteError as error:
+        say(f"{error}\n  {way_on(str(folder.path))}")
+        return "failed"
+
+
 def how_it_ended(folder: RunFolder, status: int) -> str:
     """Return ``finished``, ``stopped`` or ``failed`` for an agent that ended with ``status``.
 
@@ -144,6 +153,9 @@ def how_it_ended(folder: RunFolder, status: int) -> str:
         if (error := recipe_error(failure.message)) is not None:
             say(first)
             raise error
+        if (soft := soft_failure(failure.message)) is not None:
+            say(f"{soft.text}\n  {way_on(str(folder.path))}")
+            return "failed"
         where = f"  what each rank said is in {folder.path / 'ranks'}"
         say(f"{failure.traceback}{first}: {failure.message}\n{where}")
     if status == MENDABLE:

@@ -21,7 +21,7 @@ from cluster.chain_events import (
     SubmitEvent,
     SubmittedEvent,
 )
-from cluster.decisions import MOST_FAILED, MOST_LOST, open_job, queues_next
+from cluster.decisions import MOST_FAILED, MOST_LOST, open_job, queues_next, why_no_node
 from cluster.scheduler import JobPlace
 from cluster.status import without_jobs
 
@@ -48,11 +48,12 @@ class World:
             if one.tokens_at_begin != self.saved:
                 break
             idle.append(one.ended is not None and one.failed_by_itself)
+        bad = frozenset((one.bad_step, one.bad_nodes) for one in chain.current)
         begun = frozenset(one.job for one in chain.current)
         told = chain.cancelled, bool(chain.over), chain.successor, bool(chain.unqueued)
         last = chain.open.job if chain.open else None
         queue = frozenset(self.waiting), self.running, self.finished, self.fate
-        return begun, last, sum(idle), len(idle), told, queue, self.saved
+        return begun, bad, last, sum(idle), len(idle), told, queue, self.saved
 
 
 def start(arrays: bool) -> World:
@@ -102,6 +103,23 @@ def end(world: World, how: str, *, over: str = "") -> World:
     return replace(world, chain=chain, waiting=waiting, running=None, finished=finished)
 
 
+def not_finite(world: World, nodes: tuple[str, ...]) -> World:
+    """Let a job's ranks end before the step after the checkpoint: it is not finite on nodes."""
+    one, step = world.chain.current[-1], world.saved + 1
+    why = why_no_node(world.chain, step, nodes)
+    told = EndedEvent(
+        at="",
+        job=one.job,
+        attempt=one.attempt,
+        tokens=world.saved,
+        ended="failed",
+        bad_nodes=() if why else nodes,
+        bad_step=step,
+    )
+    chain = world.chain.after(told, *([OverEvent(at="", why=why)] if why else []))
+    return replace(world, chain=chain, waiting=() if why else world.waiting, running=None)
+
+
 def gone(world: World, fate: Fate, *, again: bool) -> World:
     """Let a job go without a word; put back, it waits among the others."""
     back = (world.running,) if again and world.running is not None else ()
@@ -123,6 +141,8 @@ def following(world: World, *, arrays: bool) -> Iterator[tuple[str, World]]:
         yield "stop at the wall", end(replace(world, saved=world.saved), "stopped")
         yield "a rank is killed", end(world, "failed")
         yield "the user's mistake", end(world, "failed", over="a mistake in the recipe")
+        for nodes in (("n1",), ("n2",), ()):
+            yield f"not finite on {nodes}", not_finite(world, nodes)
         yield "killed at the wall", gone(world, "wall", again=False)
         yield "a node is lost", gone(world, "node", again=arrays)
         yield "requeue", gone(world, "put back", again=arrays)
@@ -209,3 +229,27 @@ def test_losses_between_two_failures_do_not_forgive_them() -> None:
     world = begin(world, "7_2", arrays=True)
     assert world.running is None
     assert world.chain.over.startswith(f"{MOST_FAILED} jobs in a row saved nothing new")
+
+
+def test_a_step_that_is_not_finite_on_other_nodes_too_is_no_fault_of_theirs() -> None:
+    world = not_finite(begin(start(True), "7_1", arrays=True), ("n1",))
+    assert world.waiting
+    assert not world.chain.over
+    world = not_finite(begin(world, "7_2", arrays=True), ("n2",))
+    assert not world.waiting
+    assert world.chain.over.startswith("step 1 was not finite on n1 and then on n2, so it is")
+    assert "guard.non_finite.action=skip" in world.chain.over
+
+
+def test_the_same_node_or_another_step_may_be_the_nodes_fault() -> None:
+    world = not_finite(begin(start(True), "7_1", arrays=True), ("n1", "n2"))
+    running = begin(world, "7_2", arrays=True)
+    assert why_no_node(running.chain, 1, ("n2",)) == ""
+    assert why_no_node(running.chain, 2, ("n3",)) == ""
+    assert "n1, n2 and then on no node in particular" in why_no_node(running.chain, 1, ())
+
+
+def test_who_submits_again_has_every_node_suspected_anew() -> None:
+    world = not_finite(begin(start(True), "7_1", arrays=True), ("n1",))
+    chain = world.chain.after(SubmitEvent(at="", jobs=JOBS), SubmittedEvent(at="", chain="8_1"))
+    assert why_no_node(chain, 1, ("n2",)) == ""

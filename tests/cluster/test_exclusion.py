@@ -11,6 +11,7 @@ from cluster.decisions import avoided_until
 from cluster.end import end
 from cluster.records import Jobs, now
 from components.config.schema.recipe import read_recipe
+from components.fault_tolerance.soft_failure import NotFiniteError
 from components.run.history import read_lines
 from tests.cluster.chains import NODES, Run, fail, finish, save, task, waiting_chain
 from tests.cluster.jobs import submitted
@@ -63,6 +64,40 @@ def test_of_a_chain_whose_job_runs_only_those_that_wait_are_kept_off_a_node(
     programs.add("squeue", says=queued(jobs.path, running, *waiting))
     break_on(jobs, 1, 0)
     assert programs.calls()[-1] == "scontrol update JobId=77_2,77_3 ExcNodeList=jwb0001"
+
+
+def not_finite_on(jobs: Jobs, number: int, node: str) -> int:
+    """Let a step be not finite in job ``number``, where the ranks of ``node`` begin it."""
+    begin(jobs.folder.path, task(number))
+    error = NotFiniteError(step=9, tokens=4_096, cause="loss not finite", ranks={node: [4]})
+    fail(jobs, 4, f"{type(error).__name__}: {error}")
+    return end(jobs.folder.path, 1)
+
+
+def test_a_node_whose_numbers_are_not_finite_is_avoided_and_the_chain_goes_on(
+    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert not_finite_on(jobs, 1, "jwb0002") == 1
+    (one,) = jobs.chain().attempts
+    assert (one.bad_nodes, one.bad_step) == (("jwb0002",), 9)
+    assert excluded(programs) == ["jwb0002"]
+    assert not jobs.chain().over
+    assert "the next job avoids jwb0002" in capfd.readouterr().err
+
+
+def test_the_same_step_on_another_node_ends_the_chain_with_the_way_out(
+    jobs: Jobs, programs: Programs
+) -> None:
+    not_finite_on(jobs, 1, "jwb0002")
+    assert not_finite_on(jobs, 2, "jwb0007") == 1
+    chain = jobs.chain()
+    assert (
+        "job 77_2 failed, and no other job would mend this: step 9, after 4,096 " in chain.over
+    )
+    assert "step 9 was not finite on jwb0002 and then on jwb0007" in chain.over
+    assert "submit again with guard.non_finite.action=skip" in chain.over
+    assert list(chain.avoided) == ["jwb0002"]
+    assert any(call.startswith("scancel") for call in programs.calls())
 
 
 def told(jobs: Jobs) -> list[tuple[str, str, dict[str, Any]]]:

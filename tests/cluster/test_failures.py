@@ -8,6 +8,7 @@ from torch.distributed.elastic.multiprocessing.errors.error_handler import Error
 
 from cluster.end import Failure, copies_failure, find_failure
 from components.errors import RecipeError
+from components.fault_tolerance.soft_failure import NotFiniteError
 
 NODES = ("jwb0001", "jwb0002")
 # As Slurm 22.05 says it when a rank is killed.
@@ -41,7 +42,7 @@ def test_the_first_rank_to_raise_is_named_with_its_node(
     raise_in(monkeypatch, tmp_path, 0, ValueError("loss is NaN here too"))
     found = find(tmp_path)
     assert found.why == "rank 6: ValueError: loss is NaN"
-    assert found.node == "jwb0002"
+    assert found.nodes == ("jwb0002",)
     assert not found.of_node
     assert not found.of_user
 
@@ -61,13 +62,13 @@ def test_a_killed_rank_is_known_from_srun_though_others_raised(
     raise_in(monkeypatch, tmp_path, 0, RuntimeError("Connection reset by peer"))
     found = find(tmp_path, log=SRUN)
     assert found.why == "rank 5 on jwb0002: Killed"
-    assert (found.node, found.of_node) == ("jwb0002", True)
+    assert (found.nodes, found.of_node) == (("jwb0002",), True)
 
 
 def test_what_pals_says_is_read_too(tmp_path: Path) -> None:
     found = find(tmp_path, log=PALS, nodes=("x4204c5s2b0n0", "x4204c5s2b0n1"))
     assert found.why == f"rank 1 on {PALS.partition(':')[0]}: died from signal 9"
-    assert (found.node, found.of_node) == ("x4204c5s2b0n0", True)
+    assert (found.nodes, found.of_node) == (("x4204c5s2b0n0",), True)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_device_that_breaks_makes_its_node_suspect(
 ) -> None:
     raise_in(monkeypatch, tmp_path, 3, RuntimeError(text))
     found = find(tmp_path)
-    assert (found.node, found.of_node) == ("jwb0001", True)
+    assert (found.nodes, found.of_node) == (("jwb0001",), True)
 
 
 def test_a_mistake_in_the_recipe_is_the_users(
@@ -96,6 +97,31 @@ def test_a_mistake_in_the_recipe_is_the_users(
     assert "data.sources.eu: is missing" in found.why
 
 
+@pytest.mark.parametrize(
+    ("ranks", "suspected"),
+    [
+        ({"x4204c5s2b0n1.hsn.cm": [12, 13]}, ("x4204c5s2b0n1",)),
+        ({"x4204c5s2b0n0": [3], "x4204c5s2b0n1": [12]}, ("x4204c5s2b0n0", "x4204c5s2b0n1")),
+        ({"elsewhere": [3]}, ()),
+        ({}, ()),
+        ({f"x4204c5s2b0n{number}": [number] for number in range(3)}, ()),  # all
+    ],
+)
+def test_nodes_whose_numbers_are_not_finite_are_suspect_unless_all_are(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: dict[str, list[int]],
+    suspected: tuple[str, ...],
+) -> None:
+    error = NotFiniteError(step=7, tokens=3_072, cause="loss not finite", ranks=ranks)
+    raise_in(monkeypatch, tmp_path, 0, error)
+    nodes = tuple(f"x4204c5s2b0n{number}" for number in range(3))
+    found = find(tmp_path, nodes=nodes)
+    assert (found.nodes, found.of_node, found.of_user) == (suspected, True, False)
+    assert found.bad_step == 7
+    assert found.why.startswith("step 7, after 3,072 tokens: loss not")
+
+
 def test_half_an_error_file_is_shown_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "error-7.json").write_text('{"message": {"mess')
     assert find(tmp_path).why == 'rank 7: {"message": {"mess'
@@ -104,7 +130,7 @@ def test_half_an_error_file_is_shown_as_it_is(tmp_path: Path) -> None:
 def test_where_nobody_said_anything_the_status_is_told(tmp_path: Path) -> None:
     found = find(tmp_path, log="srun: error: jwb0001: tasks 0-3: Terminated\n")
     assert found.why == "exit status 1, and no rank said why"
-    assert (found.node, found.of_node) == (None, False)
+    assert (found.nodes, found.of_node) == ((), False)
 
 
 def test_a_node_without_a_copy_is_suspect_unless_no_node_has_one() -> None:
@@ -112,6 +138,6 @@ def test_a_node_without_a_copy_is_suspect_unless_no_node_has_one() -> None:
     failed = {"x4204c5s2b0n1": "/tmp: 3 bytes are free, 9 are needed"}
     one = copies_failure(failed, nodes)
     assert one.why == "copies: x4204c5s2b0n1: /tmp: 3 bytes are free, 9 are needed"
-    assert (one.node, one.of_node, one.of_user) == (nodes[1], True, False)
+    assert (one.nodes, one.of_node, one.of_user) == (nodes[1:], True, False)
     every = copies_failure({node.partition(".")[0]: "no room" for node in nodes}, nodes)
     assert (every.of_node, every.of_user) == (False, True)

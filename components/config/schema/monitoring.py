@@ -12,11 +12,17 @@ from pydantic import BeforeValidator, Field
 from components.config.schema.types import Count, Fraction, OrNone, Seconds, Section
 
 Rank = Annotated[int, Field(ge=0)]
-Action = Literal["skip", "roll_back", "lower_lr", "stop"]
+SpikeAction = Literal["skip", "roll_back", "lower_lr", "stop"]
+Action = SpikeAction | Literal["relaunch"]
 
 
 class Rule(Section):
-    """What a bad step leads to, never to the weights; the ``most``-th more ends the run."""
+    """What a bad step leads to, never to the weights; the ``most``-th more ends the run.
+
+    ``relaunch`` ends the run at once and saves nothing: a job starts it again, without the
+    nodes where it began. For it ``most`` and ``within_tokens`` do not hold, but the limits of a
+    chain of jobs.
+    """
 
     action: Action
     most: Count
@@ -29,6 +35,7 @@ class SpikeRule(Rule):
     Judged against ``window_steps`` steps, from the moment when so many were taken.
     """
 
+    action: SpikeAction  # a spike is no fault of a node
     window_steps: Annotated[int, Field(ge=8)]
     deviations: Annotated[float, Field(gt=0)]
 

@@ -1,15 +1,12 @@
-"""When checkpoints are written, and what is done about a bad step: leave it out, or go back."""
+"""When checkpoints are written and read; see `guarding` for what is done about a bad step."""
 
-import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-import torch.distributed as dist
 from lightning.pytorch import Trainer
 from torch.distributed.constants import default_pg_timeout
 
@@ -18,18 +15,14 @@ from components.checkpoint.metadata import Kind, RunProgress, name_of
 from components.checkpoint.retention import Policy, amend, check_target, drop_after
 from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Saver
 from components.config.schema.sections import Checkpoint
-from components.distributed.collectives import by_first, together
+from components.distributed.collectives import by_first
 from components.distributed.node_tree import make_node_tree
-from components.errors import RecipeError
-from components.fault_tolerance.guards import StepVerdict
 from components.run.disk import Patience
-from components.run.event_log import EventLog, node_name
-from components.run.event_log import Kind as EventKind
+from components.run.event_log import EventLog
 from components.train.callbacks.hooks import RunCallback
 from components.train.callbacks.metrics_logger import Metrics
 from components.train.module import Pretraining
 
-MOST_NAMED = 8
 Cause = Literal["due", "stopping"]
 
 
@@ -162,88 +155,3 @@ class Checkpoints(RunCallback):
             copy_to=copy_to,
             stopped=self.stopped,
         )
-
-
-@dataclass(kw_only=True, eq=False)
-class Guarding(RunCallback):
-    """Act on the verdict over a step that was not taken, on all ranks alike."""
-
-    checkpoints: Checkpoints
-    journal: EventLog
-    metrics: Metrics
-
-    def before_step(self, module: Pretraining, batch: object) -> None:
-        self._began = time.perf_counter()
-
-    def on_bad_step(self, module: Pretraining, verdict: StepVerdict) -> None:
-        goes_back = verdict.action == "roll_back"
-        steps = module.recipe.guard.roll_back.skip_steps if goes_back else 1
-        bad = module.progress.step + 1
-        first = max(0, bad - steps)
-        window = module.batches.window(first, bad)
-        evidence = {**verdict.evidence, "rule": verdict.rule, "bad_step": bad, "window": window}
-        if verdict.rule == "non_finite":
-            evidence["found_by"] = found_by(module)
-        try:
-            module.guard.note(verdict, tokens=module.progress.tokens, window=window)
-            if goes_back:
-                evidence |= self._go_back(module, before=first, verdict=verdict)
-        except RecipeError:
-            module.progress = replace(module.progress, guard=module.guard.state())
-            self.checkpoints.save(module, ["tokens"], "stopping")
-            self._note("stop", module, verdict.cause, evidence)
-            raise
-        module.progress = replace(module.progress, guard=module.guard.state())
-        module.skip_windows()
-        assert verdict.action != "stop", "the guard has raised"
-        self._note(verdict.action, module, verdict.cause, evidence)
-
-    def _go_back(
-        self, module: Pretraining, *, before: int, verdict: StepVerdict
-    ) -> dict[str, object]:
-        """Load the newest checkpoint of the first ``before`` steps; later ones are no more."""
-        recipe, left = module.recipe, module.progress.step
-        tokens = recipe.ramp.consumed_after(before) * recipe.budget.sequence_length
-        if (progress := self.checkpoints.go_back(module, tokens)) is None:
-            raise RecipeError(
-                f"guard.{verdict.rule}.action",
-                f"{verdict.cause}, and no checkpoint of step {before} or before it is kept",
-                "raise checkpoint.keep, save more often, or set the action to skip",
-            )
-        module.engine.load_scale_state(progress.loss_scale)
-        assert progress.guard is not None
-        module.guard.go_back(progress.guard)
-        module.progress = replace(progress, guard=module.guard.state())
-        self.metrics.go_back(progress)
-        return {
-            "from_step": left,
-            "checkpoint": name_of("tokens", progress.tokens),
-            "dropped": self.checkpoints.claim(module.progress),
-        }
-
-    def _note(self, kind: EventKind, module: Pretraining, cause: str, evidence: Any) -> None:
-        seconds = time.perf_counter() - self._began
-        self.journal.note(kind, module.progress, cause, evidence, seconds=seconds)
-
-
-def found_by(module: Pretraining) -> list[dict[str, Any]]:
-    """Ask all ranks what of theirs is no number; name those where it began, at most eight.
-
-    It goes from stage to stage with hidden states, so the first stage where a forward pass was
-    not finite counts. If none was, it began in a backward pass: gradients are averaged by then,
-    and tell the stage and the weights but not the data rank.
-    """
-    stage = module.compute.unsound_stage
-    forward = stage is not None
-    mine: dict[str, Any] = {
-        "rank": dist.get_rank(),
-        "node": node_name(os.environ),
-        "stage": stage if forward else module.mesh.place("pipeline"),
-        "in": "forward" if forward else "gradient",
-        "weights": [] if forward else module.engine.unsound()[:MOST_NAMED],
-    }
-    everyones = together(lambda: mine)
-    begun = [one for one in everyones if one["in"] == "forward"]
-    first = min((one["stage"] for one in begun), default=None)
-    found = [one for one in begun if one["stage"] == first]
-    return (found or [one for one in everyones if one["weights"]])[:MOST_NAMED]

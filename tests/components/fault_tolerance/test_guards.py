@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from components.config.schema.monitoring import GuardSection as Rules
 from components.errors import RecipeError
@@ -104,6 +105,18 @@ def test_the_action_stop_stops_at_once() -> None:
         RecipeError, match=r"guard\.non_finite: loss not finite\n.*set guard\.non_finite\.act"
     ):
         guard().note(bad("stop"), tokens=0, window=WINDOW)
+
+
+def test_a_spike_relaunches_nothing() -> None:
+    with pytest.raises(
+        ValidationError, match="Input should be 'skip', 'roll_back', 'lower_lr'"
+    ):
+        guard(loss_spike={"action": "relaunch", **SPIKES})
+    verdict = guard(non_finite={"action": "relaunch", **LIMIT}).judge(
+        loss=math.nan, gradient_norm=None
+    )
+    assert verdict is not None
+    assert verdict.action == "relaunch"
 
 
 def test_a_lowered_rate_comes_back_after_its_tokens() -> None:

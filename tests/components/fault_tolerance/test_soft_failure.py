@@ -1,0 +1,49 @@
+"""What a soft failure tells is read again from the text that reaches an error file."""
+
+from components.fault_tolerance.soft_failure import (
+    MOST_NODES,
+    NotFiniteError,
+    SoftFailure,
+    soft_failure,
+)
+
+
+def told(ranks: dict[str, list[int]]) -> str:
+    """What torch's ``record`` writes of it."""
+    error = NotFiniteError(step=1_200, tokens=9_830_400, cause="loss not finite", ranks=ranks)
+    return f"{type(error).__name__}: {error}"
+
+
+def suspected(message: str) -> tuple[str, ...]:
+    found = soft_failure(message)
+    assert found is not None
+    assert found.step == 1_200
+    return found.nodes
+
+
+def test_the_step_and_the_nodes_come_back_from_the_text() -> None:
+    text = told({"x4204c5s2b0n0": [0, 1], "jwb-0002.local": [24]})
+    assert text == (
+        "NotFiniteError: step 1200, after 9,830,400 tokens: loss not finite; the forward pass "
+        "was not finite on x4204c5s2b0n0 (rank 0, 1), jwb-0002.local (rank 24)"
+    )
+    nodes = ("x4204c5s2b0n0", "jwb-0002.local")
+    said = text.removeprefix("NotFiniteError: ")
+    assert soft_failure(text) == SoftFailure(text=said, step=1_200, nodes=nodes)
+
+
+def test_of_a_bad_backward_pass_no_node_is_known() -> None:
+    assert "in a backward pass, which tells no node" in told({})
+    assert suspected(told({})) == ()
+
+
+def test_more_nodes_than_any_group_has_are_not_suspected() -> None:
+    ranks = {f"n{number}": [number] for number in range(MOST_NODES + 1)}
+    assert told(ranks).endswith("not finite on 65 nodes, so it is none of them")
+    assert suspected(told(ranks)) == ()
+    ranks.popitem()
+    assert suspected(told(ranks)) == tuple(ranks)
+
+
+def test_another_error_is_no_soft_failure() -> None:
+    assert soft_failure(f"RuntimeError: {told({'n1': [0]})}") is None
