@@ -24,12 +24,6 @@ from components.errors import RecipeError
             r"cluster\.spare_nodes: 1, but without a scheduler there is no job to have them",
         ),
         (
-            "recipe=mula1b cluster=aurora watchdog.restarts=1 cluster.spare_nodes=1 "
-            "cluster.preflight=none",
-            r"cluster\.spare_nodes: 1, but under pbs no job outlives a node, and none is(.|\n)*"
-            r"leave cluster\.preflight as it is, or set cluster\.spare_nodes=0",
-        ),
-        (
             "cluster=juwels cluster.spare_nodes=2 cluster.preflight=none",
             r"cluster\.spare_nodes: 2, but a run that neither looks at its nodes nor(.|\n)*"
             r"leave cluster\.preflight as it is, or set watchdog\.restarts=3",
