@@ -248,7 +248,7 @@ def launched(
     """A job whose launches each failed and found nodes bad; each saved something new."""
     chain = start(True).chain
     for attempt, bad in enumerate(failures):
-        at = {"at": "", "job": "7_1", "attempt": attempt, "tokens": attempt}
+        at: dict[str, Any] = {"at": "", "job": "7_1", "attempt": attempt, "tokens": attempt}
         chain = chain.after(
             BeganEvent(nodes=nodes, **at), EndedEvent(ended="failed", bad_nodes=bad, **at)
         )
@@ -256,7 +256,13 @@ def launched(
 
 
 def why_not(chain: ChainState, **known: Any) -> str:
-    usual = {"restarts": 2, "needed": 2, "saved": 9, "stopping": False, "seconds_left": 1e4}
+    usual: dict[str, Any] = {
+        "restarts": 2,
+        "needed": 2,
+        "saved": 9,
+        "stopping": False,
+        "seconds_left": 1e4,
+    }
     return why_not_relaunched(chain, **(usual | known))
 
 
