@@ -64,13 +64,8 @@ launch() {
   [ "$status" -le 128 ] || { wait $!; status=$?; }  # the signal ended the first wait, not the ranks
   return "$status"
 }
-# What fails is launched again in this job, 4 times at most, on its good nodes: cluster.end says so by 75.
-while
-  launch
-  python -m cluster.end "$run" $? $((71460 - SECONDS))  # says what happened; its status is the job's
-  status=$?
-  [ "$status" -eq 75 ]
-do
+# What fails is launched again, 4 times at most, on the job's good nodes: cluster.end asks for it by 75.
+while launch; python -m cluster.end "$run" $? $((71460 - SECONDS)); status=$?; [ "$status" -eq 75 ]; do
   python -m cluster.begin "$run" again || exit $(($? != 3))
 done
-exit "$status"
+(exit "$status")

@@ -69,13 +69,8 @@ launch() {
     --cpu-bind list:2-4:10-12:18-20:26-28:34-36:42-44:54-56:62-64:70-72:78-80:86-88:94-96 \
     python -m components.train "$run" &>> "$run/ranks/${PBS_JOBID%%.*}.log"
 }
-# What fails is launched again in this job, 5 times at most, on its good nodes: cluster.end says so by 75.
-while
-  launch
-  python -m cluster.end "$run" $? $((42240 - SECONDS))  # says what happened; its status is the job's
-  status=$?
-  [ "$status" -eq 75 ]
-do
+# What fails is launched again, 5 times at most, on the job's good nodes: cluster.end asks for it by 75.
+while launch; python -m cluster.end "$run" $? $((42240 - SECONDS)); status=$?; [ "$status" -eq 75 ]; do
   python -m cluster.begin "$run" again || exit $(($? != 3))
 done
-exit "$status"
+(exit "$status")
