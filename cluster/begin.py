@@ -1,8 +1,9 @@
-"""The first act of a job: ``python -m cluster.begin RUN [chain]``; 3 if nothing is left to do.
+"""The first act of a job: ``python -m cluster.begin RUN [chain|again]``; 3 if nothing is to do.
 
 A job goes on from the newest checkpoint, whatever ended the one before; `cluster.decisions`
 says when the chain is over. With ``chain`` the next job is queued now, while nothing can have
-killed this one: PBS has no arrays whose jobs wait for one another.
+killed this one: PBS has no arrays whose jobs wait for one another. With ``again`` the job goes
+on after a launch that failed, on its nodes that are still good (`cluster.end` has said so).
 
 This runs on the host, also of a run whose ranks are in an image: it calls the scheduler.
 """
@@ -11,24 +12,28 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cluster.chain import JobAttempt
 from cluster.chain_events import EndedEvent, QueuedEvent, ReadmittedEvent
-from cluster.decisions import expired, open_job, queues_next
+from cluster.decisions import expired, good_nodes, open_job, queues_next
 from cluster.names import fold_names
-from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell_end
+from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell, tell_end
 from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
 from components.config.schema.recipe import read_recipe
-from components.fault_tolerance.failures import forget_errors
-from components.preflight.verdict import HOSTS, forget_verdict, list_hosts
+from components.fault_tolerance.failures import forget_errors, read_errors
+from components.preflight.verdict import CHOSEN, HOSTS, forget_verdict, list_hosts
 from components.run.folder import RunFolder
 from components.terminal import say
 
 OVER = 3  # what `begin` returns if nothing is left to do; Python's own failures are 1 and 2
 
 
-def begin(run: Path, seen: Mapping[str, str], *, chained: bool = False) -> int:
+def begin(
+    run: Path, seen: Mapping[str, str], *, chained: bool = False, again: bool = False
+) -> int:
     """Record the job; return 0 if it has anything to do, or 3 if the chain is over."""
     folder = RunFolder(run)
     jobs = Jobs(folder)
@@ -36,6 +41,9 @@ def begin(run: Path, seen: Mapping[str, str], *, chained: bool = False) -> int:
     scheduler = scheduler_of(recipe.cluster)
     chain = jobs.chain()
     place = scheduler.place(seen)
+    if again:
+        good = good_nodes(chain)
+        place = replace(place, nodes=tuple(node for node in place.nodes if node in good))
     opening = open_job(
         chain,
         place,
@@ -53,11 +61,15 @@ def begin(run: Path, seen: Mapping[str, str], *, chained: bool = False) -> int:
         say(f"{opening.over}; the chain ends here")
         end_chain(scheduler, jobs)
         return OVER
-    folder.stop.unlink(missing_ok=True)
+    if again:
+        _tell_relaunch(jobs, place.nodes)
+    else:
+        folder.stop.unlink(missing_ok=True)  # the wall of this job may have asked for it since
     folder.results.unlink(missing_ok=True)
     forget_errors(folder.path / "ranks")
     forget_verdict(folder.path)
     list_hosts(folder, HOSTS, place.nodes)
+    list_hosts(folder, CHOSEN, place.nodes[: recipe.cluster.nodes])  # preflight chooses better
     record = now_known.current[-1]
     title = heading(record)
     say(f"{title}: from {record.tokens_at_begin:,} tokens on {fold_names(record.nodes)}")
@@ -65,9 +77,25 @@ def begin(run: Path, seen: Mapping[str, str], *, chained: bool = False) -> int:
     if chained and queues_next(now_known):
         _queue_next(scheduler, jobs, record)
     if (log := ranks_log(folder, record)).exists():  # of an earlier attempt
-        with log.open("a", encoding="utf-8") as again:
-            again.write(f"{title}\n")
+        with log.open("a", encoding="utf-8") as more:
+            more.write(f"{title}\n")
     return _check_launcher(scheduler, jobs, record)
+
+
+def _tell_relaunch(jobs: Jobs, nodes: tuple[str, ...]) -> None:
+    """Write to the event log that the job goes on, where, and since when it stood still."""
+    *_, before, record = jobs.chain().current
+    errors = read_errors(jobs.folder.path / "ranks")
+    since = datetime.fromisoformat(before.ended_at or record.began_at).timestamp()
+    since = min([since, *(error.at / 1e9 for error in errors)])
+    evidence = {
+        "restart": record.attempt,
+        "job": record.job,
+        "nodes": nodes,
+        "left_out": [node for node in before.nodes if node not in nodes],
+    }
+    seconds = max(0.0, datetime.now(UTC).timestamp() - since)
+    tell(jobs.folder, "restart", before.why, evidence, seconds=seconds)
 
 
 def _queue_next(scheduler: Scheduler, jobs: Jobs, record: JobAttempt) -> None:
@@ -138,4 +166,5 @@ def end_chain(scheduler: Scheduler, jobs: Jobs) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(begin(Path(sys.argv[1]), os.environ, chained="chain" in sys.argv[2:]))
+    run, *words = sys.argv[1:]
+    sys.exit(begin(Path(run), os.environ, chained="chain" in words, again="again" in words))

@@ -102,8 +102,11 @@ class BeganEvent(ChainEvent):
             tokens_at_begin=self.tokens,
         )
         waits = None if self.job == chain.successor else chain.successor
+        # A job that launches its ranks again queues no other: what it said of that still holds.
+        again = bool(chain.current) and chain.current[-1].job == self.job
+        unqueued = chain.unqueued if again else ""
         attempts = (*chain.attempts, begun)
-        return replace(chain, attempts=attempts, successor=waits, unqueued="")
+        return replace(chain, attempts=attempts, successor=waits, unqueued=unqueued)
 
     @property
     def text(self) -> str:

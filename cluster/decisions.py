@@ -13,6 +13,8 @@ from cluster.scheduler import JobPlace
 
 MOST_FAILED = 2  # jobs in a row that ended by themselves and saved nothing new
 MOST_LOST = 5  # attempts in a row that saved nothing, whatever ended them
+# Ranks start, load and take a first step, of which something is to be left before the wall.
+LAUNCH_SECONDS = 300.0
 MOST_AVOIDED_FRACTION = 0.25  # of a job's nodes: beyond, it is not the nodes
 AVOIDED_HOURS = 24.0  # by then a site has looked at a node, or it was not the node
 
@@ -78,12 +80,57 @@ def why_over(chain: ChainState, *, saved: int, finished: bool) -> str:
         if one.tokens_at_begin != saved:
             break
         idle.append(one)
-    failed = [one for one in idle if one.failed_by_itself]
+    # Launches of one job are one job: how often it may launch is the recipe's affair.
+    by_job = {one.job: one for one in reversed(idle) if one.failed_by_itself}
+    failed = list(by_job.values())[::-1]
     if len(failed) >= MOST_FAILED:
         return f"{MOST_FAILED} jobs in a row saved nothing new: {_ends(failed[:MOST_FAILED])}"
     if len(idle) >= MOST_LOST:
         return f"{MOST_LOST} attempts in a row were lost before they saved: {_ends(idle)}"
     return ""
+
+
+def good_nodes(chain: ChainState) -> tuple[str, ...]:
+    """Name the nodes of the attempt that ended last, but for those its job has found bad."""
+    newest = chain.current[-1]
+    of_job = [one for one in chain.current if one.job == newest.job]
+    bad = {_short(node) for one in of_job for node in one.bad_nodes}
+    return tuple(node for node in newest.nodes if _short(node) not in bad)
+
+
+def why_not_relaunched(
+    chain: ChainState,
+    *,
+    restarts: int,
+    needed: int,
+    saved: int,
+    stopping: bool,
+    seconds_left: float,
+) -> str:
+    """Return why a job whose ranks failed launches them no more; empty if it does, at once.
+
+    ``needed`` nodes are to be good, ``saved`` are the tokens of the newest checkpoint,
+    ``stopping`` says that a person or the wall has asked the run to end, and ``seconds_left``
+    when the wall will. A requeue is no launch that counts.
+    """
+    if why := why_over(chain, saved=saved, finished=False):
+        return why
+    job = chain.current[-1].job
+    failed = sum(one.job == job and one.ended == "failed" for one in chain.current)
+    if failed > restarts:
+        return f"it has launched its ranks {failed} times (watchdog.restarts={restarts})"
+    if stopping:
+        return "it was asked to stop"
+    if seconds_left < LAUNCH_SECONDS:
+        return f"its wall is near: {max(0, round(seconds_left))} s are left to train"
+    if (good := len(good_nodes(chain))) < needed:
+        return f"{good} of its nodes are good, {needed} are needed"
+    return ""
+
+
+def _short(node: str) -> str:
+    """Cut a node's name: preflight has the short one, PBS lists the full one."""
+    return node.partition(".")[0]
 
 
 def _ends(attempts: Sequence[JobAttempt]) -> str:

@@ -1,8 +1,9 @@
-"""The last act of a job: ``python -m cluster.end RUN STATUS``, with the launcher's status.
+"""The last act of a job: ``python -m cluster.end RUN STATUS [SECONDS]``, as the launcher ended.
 
 On the host, as `cluster.begin`. It finds in what a failed job left which rank failed first,
 where, and of what: the others lose it and fail too. A rank left its error in a file; of one
-that was killed the launcher speaks.
+that was killed the launcher speaks. A script that can launch the ranks again says how many
+SECONDS are left to train, and does so by status 75.
 """
 
 import re
@@ -14,7 +15,13 @@ from pathlib import Path
 from cluster.begin import avoid, end_chain
 from cluster.chain import JobAttempt
 from cluster.chain_events import EndedEvent, ExcludedEvent, OverEvent, ReadmittedEvent
-from cluster.decisions import avoided_until, to_lift, too_many, why_no_node
+from cluster.decisions import (
+    avoided_until,
+    to_lift,
+    too_many,
+    why_no_node,
+    why_not_relaunched,
+)
 from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell, tell_end
 from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
 from components.config.schema.recipe import Recipe, read_recipe
@@ -22,7 +29,13 @@ from components.errors import RecipeError
 from components.fault_tolerance.failures import read_errors
 from components.fault_tolerance.soft_failure import soft_failure
 from components.preflight.copies import failed_copies
-from components.preflight.verdict import ANSWER, PreflightVerdict, read_verdict
+from components.preflight.verdict import (
+    ANSWER,
+    CHOSEN,
+    PreflightVerdict,
+    read_hosts,
+    read_verdict,
+)
 from components.run.folder import RunFolder
 from components.run.writer_lock import TRAINED
 from components.terminal import say
@@ -33,6 +46,8 @@ _LAUNCHER = re.compile(
     r"(?:tasks?|rank) (?P<rank>\d+)[\d,-]*:? (?P<what>.+)$",
     re.MULTILINE,
 )
+# Slurm's own word for a node that no longer answers, which may take it minutes.
+_LOST = re.compile(r"^srun: error: Node failure on (?P<node>[\w.-]+)", re.MULTILINE)
 _KILLED = re.compile(r"Killed|Bus error|Segmentation fault|Aborted|died from signal (?!15)")
 _ASKED_TO_END = re.compile(r"Terminated|signal 15|Force Terminated")
 # What a device or a node is guilty of, and not the program.
@@ -41,6 +56,7 @@ _HARDWARE = re.compile(
     r"GPU has fallen off|unspecified launch failure|Input/output error|No such device"
 )
 _LONGEST = 500
+RELAUNCH = 75  # EX_TEMPFAIL of sysexits.h: try again; ranks end with 4 when they hang
 Verdict = PreflightVerdict | None
 
 
@@ -55,8 +71,12 @@ class Failure:
     bad_step: int | None = None  # whose figures were not finite
 
 
-def end(run: Path, status: int) -> int:
-    """Record how the ranks ended, tidy the chain, and return the job's exit status."""
+def end(run: Path, status: int, seconds_left: float | None = None) -> int:
+    """Record how the ranks ended, tidy the chain, and return the job's exit status.
+
+    It is ``RELAUNCH`` where the job is to begin again on its good nodes; ``seconds_left`` are
+    those to train in, None where the script launches once.
+    """
     folder = RunFolder(run)
     jobs, recipe = Jobs(folder), read_recipe(folder.recipe)
     scheduler = scheduler_of(recipe.cluster)
@@ -89,7 +109,26 @@ def end(run: Path, status: int) -> int:
         end_chain(scheduler, jobs)
     elif bad:
         _avoid(scheduler, recipe, record, jobs)
-    return 0 if ended else status or 1
+    if ended:
+        return 0
+    if seconds_left is not None and _relaunches(jobs, recipe, seconds_left):
+        return RELAUNCH
+    return status if status not in {0, RELAUNCH} else 1
+
+
+def _relaunches(jobs: Jobs, recipe: Recipe, seconds_left: float) -> bool:
+    """Decide whether the job launches its ranks again, and say why not."""
+    chain = jobs.chain()
+    why = why_not_relaunched(
+        chain,
+        restarts=recipe.watchdog.restarts,
+        needed=recipe.cluster.nodes,
+        saved=saved_tokens(jobs.folder),
+        stopping=jobs.folder.stop.exists(),
+        seconds_left=seconds_left,
+    )
+    say(f"this job launches no ranks again: {why}" if why else "the ranks are launched again")
+    return not why
 
 
 def _failure(
@@ -106,15 +145,14 @@ def _failure(
         return Failure(why=why, of_node=not shared, of_user=mistake)
     if verdict is None and (copies := failed_copies(run)):
         return copies_failure(copies, record.nodes)
-    # Where spare nodes take over, nobody knows from a rank's number where it was.
-    takes_over = recipe.watchdog.restarts and scheduler_of(recipe.cluster).outlives_nodes
-    unknown = recipe.cluster.spare_nodes and takes_over
     # What the launcher said in this attempt: in the job's log, PBS's with the ranks'.
     files = (jobs.path / f"{record.job}.log", ranks_log(jobs.folder, record))
     texts = [file.read_text("utf-8", errors="replace") for file in files if file.exists()]
     log = "\n".join(text.rpartition(heading(record))[2] for text in texts)
-    nodes = record.nodes if verdict is None else verdict.good
-    per_node = None if unknown else recipe.cluster.devices_per_node
+    nodes = read_hosts(jobs.folder, CHOSEN)
+    if verdict is not None:  # which has short names
+        nodes = tuple(node.partition(".")[0] for node in nodes)
+    per_node = recipe.cluster.devices_per_node
     ranks = run / "ranks"
     found = find_failure(ranks=ranks, log=log, nodes=nodes, per_node=per_node, status=status)
     if found.bad_step is None:
@@ -125,12 +163,16 @@ def _failure(
 
 
 def find_failure(
-    *, ranks: Path, log: str, nodes: Sequence[str], per_node: int | None, status: int
+    *, ranks: Path, log: str, nodes: Sequence[str], per_node: int, status: int
 ) -> Failure:
     """Look at error files below ``ranks``, then at what the launcher said in ``log``."""
     kills = (m for m in _LAUNCHER.finditer(log) if _KILLED.search(m["what"]))
     killed = next((m for m in kills if not _ASKED_TO_END.search(m["what"])), None)
     error = next(iter(read_errors(ranks)), None)
+    if (lost := _LOST.search(log)) and not (error is not None and error.is_own):
+        node = next((node for node in nodes if node.split(".")[0] == lost["node"]), None)
+        named = () if node is None else (node,)
+        return Failure(why=f"node {lost['node']} was lost", nodes=named, of_node=True)
     if error is not None and (error.is_own or killed is None):
         text = error.message
         if (soft := soft_failure(text)) is not None:
@@ -138,7 +180,7 @@ def find_failure(
             named = () if len(named) == len(nodes) > 1 else named  # all: it is none of them
             why = soft.text[:_LONGEST]
             return Failure(why=why, nodes=named, of_node=True, bad_step=soft.step)
-        place = len(nodes) if per_node is None else error.rank // per_node
+        place = error.rank // per_node
         return Failure(
             why=f"rank {error.rank}: {text[:_LONGEST]}",
             nodes=tuple(nodes[place : place + 1]),
@@ -206,4 +248,5 @@ def _avoid(scheduler: Scheduler, recipe: Recipe, record: JobAttempt, jobs: Jobs)
 
 
 if __name__ == "__main__":
-    sys.exit(end(Path(sys.argv[1]), int(sys.argv[2])))
+    run, status, *seconds = sys.argv[1:]
+    sys.exit(end(Path(run), int(status), *map(float, seconds)))

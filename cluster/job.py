@@ -30,7 +30,7 @@ class JobSettings:
     site: Site
     user: User
     nodes: int  # with the spare ones
-    agents: bool  # the launcher starts one task a node, which starts its ranks
+    restarts: int  # how often the job launches its ranks again
     preflight_seconds: int | None  # what looks at the nodes is ended then; None: nothing does
     queue: str
     limits: QueueSection | None  # of the queue, where the profile knows it
@@ -52,9 +52,9 @@ class JobSettings:
     notes: tuple[str, ...]
 
     @property
-    def tasks_per_node(self) -> int:
-        """Count what the launcher starts on a node: its ranks, or an agent that does."""
-        return 1 if self.agents else self.cluster.devices_per_node
+    def training_seconds(self) -> int:
+        """Count those until the run is told to stop."""
+        return self.walltime_seconds - self.lead_seconds
 
     @property
     def directives(self) -> tuple[str, ...]:
@@ -130,14 +130,9 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
 
     Raises:
         RecipeError: the cluster has no scheduler or its profile no site, no queue takes the
-            nodes or the hours, a path cannot stand in a script, or ranks that the launcher
-            does not start have an environment of their own.
+            nodes or the hours, or a path cannot stand in a script.
     """
     cluster, site = recipe.cluster, script.site_of(recipe)
-    if recipe.watchdog.restarts > 0 and (site.rank_environment or site.rank_wrapper):
-        problem = f"{recipe.watchdog.restarts}, but {cluster.name} sets up each rank by itself"
-        remedy = "set watchdog.restarts=0: who starts ranks again starts all of a node alike"
-        raise RecipeError("watchdog.restarts", problem, remedy)
     plan = None if isinstance(cluster.hardware, str) else plan_recipe(recipe)
     needed_hours = None  # of the whole run, by the plan's upper bound
     if plan is not None and plan.bill is not None:
@@ -153,16 +148,15 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
     # Who gathers is ready before the launcher is ended, if a node hangs.
     rules, spare = cluster.preflight, script.MINUTE
     preflight = None if isinstance(rules, str) else ceil(rules.longest_seconds) + spare
-    # A job that is to leave nodes out has more of them than this script knows.
-    scheduler = scheduler_of(cluster)
-    each = nodes if scheduler.excludes else f"$(wc -l < $run/{HOSTS})"
+    # A job that leaves nodes out, or has lost one, has others than this script knows.
+    scheduler, each = scheduler_of(cluster), f"$(wc -l < $run/{HOSTS})"
     return JobSettings(
         name=recipe.name,
         cluster=cluster,
         site=site,
         user=user,
         nodes=nodes,
-        agents=recipe.watchdog.restarts > 0,
+        restarts=recipe.watchdog.restarts,
         preflight_seconds=preflight,
         queue=slot.name or "<queue>",
         limits=slot.queue,

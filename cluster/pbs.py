@@ -40,7 +40,6 @@ class Pbs:
     launcher = "mpiexec"
     ids = re.compile(r"[0-9]+(\[[0-9]*\])?(\.[A-Za-z0-9][A-Za-z0-9.-]*)?")
     arrays = False
-    outlives_nodes = False
     excludes = False
 
     def submit(self, script: Path, *, after: str | None) -> str:

@@ -31,8 +31,9 @@ _SECONDS_TO_END = 5.0
 def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
     """Gather at this node what the job's nodes say; note it and list the nodes for the ranks.
 
-    As many good ones are taken as there are ranks for, or all where agents can use others. The
-    job's nodes are those that `cluster.begin` recorded: in an image there is no scheduler.
+    As many good ones are taken as there are ranks for, and listed in the job's order, by which
+    launchers number ranks. The job's nodes are those that `cluster.begin` recorded: in an image
+    there is no scheduler.
     """
     folder = RunFolder(run)
     recipe = read_recipe(folder.recipe)
@@ -44,10 +45,9 @@ def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
     verdict.write_verdict(folder, found)
     # An avoided node that the scheduler gave all the same is the last to be taken.
     avoided = {node.partition(".")[0] for node in chain.avoided}
-    good = sorted(found.good, key=lambda name: name in avoided)
-    wait = recipe.watchdog.restarts and scheduler_of(recipe.cluster).outlives_nodes
-    chosen = good if wait else good[: found.needed]
-    verdict.list_hosts(folder, verdict.CHOSEN, (hosts[name] for name in chosen))
+    taken = sorted(found.good, key=lambda name: name in avoided)[: found.needed]
+    chosen = (hosts[name] for name in found.good if name in taken)
+    verdict.list_hosts(folder, verdict.CHOSEN, chosen)
     reasons = list(found.reasons())
     bad = {one.node: [each.check for each in one.bad] for one in found.nodes if one.bad}
     cause = "; ".join(reasons) or "all nodes are good"

@@ -50,7 +50,6 @@ class Scheduler(Protocol):
     ids: re.Pattern[str]  # what its ids look like
     arrays: bool  # a chain is one array, for whose end another can wait
     excludes: bool  # nodes by their names; else a job asks for more, and leaves them out itself
-    outlives_nodes: bool  # a job goes on, if it asks for that, when one of its nodes dies
 
     def submit(self, script: Path, *, after: str | None) -> str:
         """Hand the script over, to begin when the chain ``after`` has ended, however it did."""

@@ -40,7 +40,6 @@ class Slurm:
     launcher = "srun"
     ids = re.compile(r"[0-9]+(_[0-9]+)?")
     arrays = True
-    outlives_nodes = True
     excludes = True
 
     def submit(self, script: Path, *, after: str | None) -> str:
@@ -103,11 +102,14 @@ class Slurm:
     def place(self, seen: Mapping[str, str]) -> JobPlace:
         job = job_name(seen)
         assert job is not None, "Slurm names every job"
-        nodes = ask(["scontrol", "show", "hostnames", seen["SLURM_JOB_NODELIST"]])
+        # A job that outlives a node loses it, and its variables keep naming it.
+        own = (self._described(job) or {}).get("NodeList") or seen["SLURM_JOB_NODELIST"]
+        nodes = ask(["scontrol", "show", "hostnames", own])
         attempt = int(seen.get("SLURM_RESTART_COUNT", "0"))
         return JobPlace(job=job, attempt=attempt, nodes=tuple(nodes.split()))
 
     def on_each(self, hosts: Path, nodes: int | str, launch: Sequence[str]) -> list[str]:
-        """Ask for all nodes of the job: each knows by which name Slurm lists it."""
-        each = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+        """Name the nodes: a job that has lost one, or leaves one out, starts on the others."""
+        each = [f"--nodelist={hosts}", f"--nodes={nodes}", f"--ntasks={nodes}"]
+        each += ["--ntasks-per-node=1", "--no-kill"]
         return ["srun", *launch, *each, "--kill-on-bad-exit=0", "--wait=0"]

@@ -94,7 +94,8 @@ def differences(here: Tree, defaults: Tree, section: str, path: str = "") -> Ite
     """Write each value that is not the default, as the command line takes it."""
     for key, value in here.items():
         default, name = defaults.get(key, UNKNOWN), f"{path}{key}"
-        if f"{section}.{name}" in SAID:
+        none = value == 0 and default == "auto"  # spare nodes, where a profile keeps none
+        if none or f"{section}.{name}" in SAID:
             continue
         if isinstance(value, Mapping) and value:
             below = default if isinstance(default, Mapping) else {}

@@ -138,6 +138,23 @@ def settle_layout(tree: Tree, named: UserOverrides) -> None:
         raise RecipeError("cluster.devices_per_node", problem, _proposal(tree, devices))
     if cluster["nodes"] == "auto":
         cluster["nodes"] = ranks // devices
+    _settle_reserve(cluster, tree["watchdog"])
+
+
+def _settle_reserve(cluster: Any, watchdog: Any) -> None:
+    """Derive the spare nodes, and a launch for each."""
+    if cluster["spare_nodes"] == "auto":
+        cluster["spare_nodes"] = reserve_of(cluster)
+    if watchdog["restarts"] == "auto":
+        watchdog["restarts"] = cluster["spare_nodes"]
+
+
+def reserve_of(cluster: Any) -> int:
+    """Count the spare nodes that the profile keeps for such a job, as far as its queues go."""
+    nodes = cluster["nodes"]
+    most = max((queue["most_nodes"] for queue in cluster["queues"]), default=None)
+    wanted = int(cluster["spare_fraction"] * nodes)
+    return wanted if most is None else max(0, min(wanted, most - nodes))
 
 
 def _given_ranks(cluster: Any) -> int | None:

@@ -22,6 +22,7 @@ from components.errors import RecipeError
 
 MISSING = "???"
 CHOICES = {"device"}  # where ``auto`` is a choice, not a number to derive
+NONE = {"spare_nodes", "restarts"}  # where ``auto`` is none until the nodes are known
 
 
 def resolve(tree: Tree, named_keys: Iterable[str], full: Tree, *, looks: bool = True) -> Recipe:
@@ -79,11 +80,11 @@ def _check_sections(tree: Tree) -> None:
 
 def _without_auto(tree: Tree) -> Tree:
     tree = dict(tree)
-    for name in ("parallelism", "cluster"):
+    for name in ("parallelism", "cluster", "watchdog"):
         section = tree[name]
         if isinstance(section, Mapping):  # else it is refused where types are checked
             tree[name] = {
-                key: 1 if value == "auto" and key not in CHOICES else value
+                key: int(key not in NONE) if value == "auto" and key not in CHOICES else value
                 for key, value in section.items()
             }
     return tree
@@ -92,7 +93,8 @@ def _without_auto(tree: Tree) -> Tree:
 # Where things lie; those that say what is trained may be named, as they are, and not changed.
 _PLACES = ("data.folder", "data.tokenizer_folder", "model.init_from", "data.sources.")
 SECTIONS = ("parallelism", "cluster", "checkpoint", "guard", "watchdog", "profiler")
-_DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node")  # may be `auto`
+# May be `auto`.
+_DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node", "spare_nodes")
 _RECOMPUTE = "parallelism.recompute"
 _NEW_RUN = "start a new run with run=FOLDER"
 
@@ -165,6 +167,11 @@ def _forget_derived(recipe: Recipe, tree: Tree, named: UserOverrides) -> None:
     derived = ["cluster.ranks", "cluster.nodes"]
     if recipe.cluster.scheduler == "none":
         derived.append("cluster.devices_per_node")
+    before = recipe.cluster.model_dump(mode="json")
+    if recipe.cluster.spare_nodes == layout.reserve_of(before):
+        derived.append("cluster.spare_nodes")
+    if recipe.watchdog.restarts == recipe.cluster.spare_nodes:
+        derived.append("watchdog.restarts")
     if degrees.data_shard == degrees.data * degrees.expert:
         derived.append("parallelism.data_shard")
     for path in derived:

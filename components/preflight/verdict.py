@@ -104,6 +104,12 @@ def list_hosts(folder: RunFolder, name: str, hosts: Iterable[str]) -> Path:
     return folder.path / name
 
 
+def read_hosts(folder: RunFolder, name: str) -> tuple[str, ...]:
+    """Read such a list; without one, no node."""
+    file = folder.path / name
+    return tuple(file.read_text("utf-8").split()) if file.exists() else ()
+
+
 def write_verdict(folder: RunFolder, verdict: PreflightVerdict) -> None:
     """Write a file a node, and the whole."""
     (folder.path / FOLDER).mkdir(exist_ok=True)

@@ -58,11 +58,6 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
         start_method="forkserver",
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=redirects),
     )
-    return start(config, logs, program)
-
-
-def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
-    """Let the agent of this node run its ranks; see `run_ranks`."""
     # Ranks that start again would read the addresses of those before: the agent's own store,
     # which they share unless told otherwise, is made once (torch 2.13, dynamic_rendezvous.py).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -77,10 +72,6 @@ def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
         _write_first_failure(logs, *first_failure({**error.failures, **_raised(logs)}))
         statuses = {failure.exitcode for failure in error.failures.values()}
         return failures.MENDABLE if failures.MENDABLE in statuses else 1
-    except AttributeError as error:
-        # Torch 2.13 asks the result of a node that only waited whether it failed: it is None.
-        if error.name != "is_failed" or error.obj is not None:
-            raise
     except SignalException:  # the second Ctrl-C: the agent has ended the ranks
         return 1
     return 0

@@ -109,7 +109,7 @@ def rank_variables(seen: Mapping[str, str], *, ranks: int, per_node: int) -> dic
 
 
 def task_number(seen: Mapping[str, str]) -> int:
-    """Return which of the launcher's tasks this is, one a node where agents start the ranks.
+    """Return which of the launcher's tasks this is, where it starts one a node.
 
     Raises:
         RecipeError: no launcher says so.

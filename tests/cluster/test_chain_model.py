@@ -8,11 +8,13 @@ spent, or a person is told why the chain has ended, and what to do.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cluster.chain import ChainState, Fate, JobAttempt
 from cluster.chain_events import (
+    BeganEvent,
     CancelledEvent,
     EndedEvent,
     LostEvent,
@@ -21,12 +23,21 @@ from cluster.chain_events import (
     SubmitEvent,
     SubmittedEvent,
 )
-from cluster.decisions import MOST_FAILED, MOST_LOST, open_job, queues_next, why_no_node
+from cluster.decisions import (
+    MOST_FAILED,
+    MOST_LOST,
+    good_nodes,
+    open_job,
+    queues_next,
+    why_no_node,
+    why_not_relaunched,
+)
 from cluster.scheduler import JobPlace
 from cluster.status import without_jobs
 
 JOBS = 3  # of the chain
 BUDGET = 2  # checkpoints, of which the last ends the run
+RESTARTS = 2  # launches after the first in a job
 
 
 @dataclass(frozen=True)
@@ -43,17 +54,21 @@ class World:
     @property
     def key(self) -> tuple[object, ...]:
         """What the decisions read, and no more: two worlds with one key go on alike."""
-        chain, idle = self.chain, []
+        chain, idle = self.chain, list[JobAttempt]()
         for one in reversed(chain.current):
             if one.tokens_at_begin != self.saved:
                 break
-            idle.append(one.ended is not None and one.failed_by_itself)
+            idle.append(one)
         bad = frozenset((one.bad_step, one.bad_nodes) for one in chain.current)
         begun = frozenset(one.job for one in chain.current)
+        launches = sum(
+            one.ended == "failed" for one in chain.current if one.job == self.running
+        )
+        blamed = frozenset(one.job for one in idle if one.ended and one.failed_by_itself)
         told = chain.cancelled, bool(chain.over), chain.successor, bool(chain.unqueued)
         last = chain.open.job if chain.open else None
         queue = frozenset(self.waiting), self.running, self.finished, self.fate
-        return begun, bad, last, sum(idle), len(idle), told, queue, self.saved
+        return begun, bad, last, launches, blamed, len(idle), told, queue, self.saved
 
 
 def start(arrays: bool) -> World:
@@ -120,6 +135,21 @@ def not_finite(world: World, nodes: tuple[str, ...]) -> World:
     return replace(world, chain=chain, waiting=() if why else world.waiting, running=None)
 
 
+def relaunch(world: World) -> World | None:
+    """Fail, and launch the ranks again inside the job, if `cluster.end` decides so."""
+    failed = end(world, "failed")
+    job, chain = world.chain.current[-1].job, failed.chain
+    why = why_not_relaunched(
+        chain, restarts=RESTARTS, needed=0, saved=world.saved, stopping=False, seconds_left=1e6
+    )
+    if why:
+        return None
+    again = begin(replace(failed, waiting=(*failed.waiting, job)), job, arrays=True)
+    assert again.running == job, "what is decided comes about"
+    assert again.chain.successor == chain.successor, "the same job waits behind it"
+    return again
+
+
 def gone(world: World, fate: Fate, *, again: bool) -> World:
     """Let a job go without a word; put back, it waits among the others."""
     back = (world.running,) if again and world.running is not None else ()
@@ -140,6 +170,8 @@ def following(world: World, *, arrays: bool) -> Iterator[tuple[str, World]]:
             yield "finish", end(world, "finished")
         yield "stop at the wall", end(replace(world, saved=world.saved), "stopped")
         yield "a rank is killed", end(world, "failed")
+        if (again := relaunch(world)) is not None:
+            yield "a rank is killed, and launched again inside the job", again
         yield "the user's mistake", end(world, "failed", over="a mistake in the recipe")
         for nodes in (("n1",), ("n2",), ()):
             yield f"not finite on {nodes}", not_finite(world, nodes)
@@ -253,3 +285,57 @@ def test_who_submits_again_has_every_node_suspected_anew() -> None:
     world = not_finite(begin(start(True), "7_1", arrays=True), ("n1",))
     chain = world.chain.after(SubmitEvent(at="", jobs=JOBS), SubmittedEvent(at="", chain="8_1"))
     assert why_no_node(chain, 1, ("n2",)) == ""
+
+
+def launched(
+    *failures: tuple[str, ...], nodes: tuple[str, ...] = ("a", "b", "c")
+) -> ChainState:
+    """A job whose launches each failed and found nodes bad; each saved something new."""
+    chain = start(True).chain
+    for attempt, bad in enumerate(failures):
+        at: dict[str, Any] = {"at": "", "job": "7_1", "attempt": attempt, "tokens": attempt}
+        chain = chain.after(
+            BeganEvent(nodes=nodes, **at), EndedEvent(ended="failed", bad_nodes=bad, **at)
+        )
+    return chain
+
+
+def why_not(chain: ChainState, **known: Any) -> str:
+    usual: dict[str, Any] = {
+        "restarts": 2,
+        "needed": 2,
+        "saved": 9,
+        "stopping": False,
+        "seconds_left": 1e4,
+    }
+    return why_not_relaunched(chain, **(usual | known))
+
+
+def test_a_job_launches_again_on_its_good_nodes_and_says_why_not() -> None:
+    once = launched(("b",))
+    assert good_nodes(once) == ("a", "c")
+    assert good_nodes(launched(("b",), nodes=("a.hsn", "b.hsn", "c.hsn"))) == ("a.hsn", "c.hsn")
+    assert why_not(once) == ""
+    assert why_not(once, needed=3) == "2 of its nodes are good, 3 are needed"
+    assert why_not(once, stopping=True) == "it was asked to stop"
+    assert why_not(once, seconds_left=100) == "its wall is near: 100 s are left to train"
+    assert (
+        why_not(once, restarts=0) == "it has launched its ranks 1 times (watchdog.restarts=0)"
+    )
+    assert why_not(launched((), ())) == ""
+    assert "launched its ranks 3 times" in why_not(launched((), (), ()))
+    assert why_not(once.after(CancelledEvent(at=""))).startswith("the run was cancelled")
+
+
+def test_launches_that_save_nothing_are_one_job_of_those_that_end_the_chain() -> None:
+    world = begin(start(True), "7_1", arrays=True)
+    for _ in range(RESTARTS):
+        again = relaunch(world)
+        assert again is not None
+        world = again
+    assert relaunch(world) is None
+    world = begin(end(world, "failed"), "7_2", arrays=True)
+    assert world.running == "7_2", "one job has failed, however often it launched"
+    assert relaunch(world) is None
+    world = begin(end(world, "failed"), "7_3", arrays=True)
+    assert world.chain.over.startswith(f"{MOST_FAILED} jobs in a row saved nothing new: 7_2: ")

@@ -56,6 +56,19 @@ def test_who_only_lost_another_rank_did_not_fail_first(
     assert find(tmp_path).why == "rank 1: IndexError: index out of range"
 
 
+def test_a_node_that_slurm_calls_lost_is_left_out_whoever_misses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = "srun: error: Node failure on jwb0002\nsrun: Job step aborted\n"
+    gone = RuntimeError("Connection closed by peer [127.0.0.1]:1234")
+    raise_in(monkeypatch, tmp_path, 0, gone)
+    found = find(tmp_path, log)
+    assert (found.why, found.nodes) == ("node jwb0002 was lost", ("jwb0002",))
+    assert found.of_node
+    raise_in(monkeypatch, tmp_path, 1, IndexError("index out of range"))
+    assert find(tmp_path, log).why == "rank 1: IndexError: index out of range"
+
+
 def test_a_killed_rank_is_known_from_srun_though_others_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

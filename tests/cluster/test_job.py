@@ -196,10 +196,6 @@ def test_runs_are_where_the_user_keeps_them_or_says() -> None:
             ("recipe=bloom176b", "cluster=jean_zay", "cluster.hours=100"),
             r"qos_gpu_a100-t3 allow at most 20\n.*by request \(.*\), site\.queue=qos_gpu-gc",
         ),
-        (
-            (*TEUKEN, "watchdog.restarts=1", "cluster.site.rank_wrapper=[numactl]"),
-            r"watchdog\.restarts: 1, but juwels sets up each rank by itself",
-        ),
         ((*TEUKEN, "run=/a folder"), r"run: '/a folder' cannot stand in a job script"),
         (
             ("recipe=gpt175b", "cluster=smng_p2", "site.image=/b.sif"),

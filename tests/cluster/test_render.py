@@ -24,8 +24,13 @@ echo "python $*" >> "$NOTES"
 case "$2" in
   cluster.begin)
     mkdir -p "$3/preflight" && printf '%s\\n' node1 node2 > "$3/preflight/hosts"
-    exit "${BEGIN:-0}" ;;
-  cluster.end) exit "$4" ;;
+    cp "$3/preflight/hosts" "$3/preflight/nodes"
+    [ "$4" != again ] && exit "${BEGIN:-0}"
+    exit "${AGAIN:-0}" ;;
+  cluster.end)
+    launched=$(grep -c "components.train" "$NOTES")
+    [ "$4" = 0 ] || [ -z "$5" ] || [ "$launched" -gt "${RELAUNCHES:-0}" ] || exit 75
+    exit "$4" ;;
   cluster.copies)
     mkdir -p "$3/copies" && printf '%s\n' ${ARCHIVES:?} > "$3/copies/archives"
     exit "${COPIES:-0}" ;;
@@ -124,27 +129,58 @@ def test_a_run_that_has_finished_ends_the_chain_before_any_rank_starts(
     assert not any(line.startswith(("srun", "mpiexec", "qsub")) for line in notes(machine))
 
 
+RESTARTS = ("watchdog.restarts=3", "cluster.spare_nodes=1")
+
+
+def acts(machine: dict[str, str]) -> list[str]:
+    """List the acts of a job's script, without what says how much time is left."""
+    said = [line.split() for line in notes(machine) if line.startswith("python -m ")]
+    return [" ".join([line[2], *line[4:5]]) for line in said]
+
+
 @pytest.mark.parametrize("words", [TEUKEN, MULA])
-def test_where_ranks_may_start_again_each_node_has_one_task(
+def test_a_launch_that_failed_is_made_again_in_the_same_job_as_often_as_its_end_says(
     words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
 ) -> None:
-    spare = ("cluster.spare_nodes=2",) if words is TEUKEN else ()
-    plain, job = job_of(*words), here(job_of(*words, "watchdog.restarts=3", *spare), tmp_path)
-    assert job.nodes == plain.nodes + len(spare) * 2
-    done = run(job, machine, TRAIN="7")
+    plain, job = job_of(*words), here(job_of(*words, *RESTARTS), tmp_path)
+    assert job.nodes == plain.nodes + 1
+    job = replace(job, lead_seconds=job.walltime_seconds - 400)
+    # Two launches more than the first fail as well, and the last one's status is the job's.
+    done = run(job, machine, TRAIN="7", RELAUNCHES="4")
     assert (done.returncode, done.stderr) == (7, "")
-    assert f"python -m components.train.node {job.run}" in notes(machine)
-    (launched,) = (line for line in notes(machine) if line.startswith(("srun", "mpiexec")))
-    directives = read_directives(render(job))
-    if spare:
-        assert directives["--nodes"] == [str(plain.nodes + 2)]
-        assert directives["--ntasks-per-node"] == ["1"]
-        assert directives["--cpus-per-task"] == ["48"]
-        assert "--no-kill" in directives
-        assert "--kill-on-bad-exit=0 --wait=0 --no-kill" in launched
-    else:
-        assert f"-n 2 --ppn 1 --hostfile {job.run}/preflight/nodes " in launched
-        assert "--cpu-bind none" in launched
+    chain = ["cluster.begin chain" if words is MULA else "cluster.begin"]
+    once = ["cluster.preflight", "components.train", "cluster.end 7"]
+    assert acts(machine) == [*chain, *once, *(["cluster.begin again", *once] * 2)]
+    lines = [line.split() for line in notes(machine) if "cluster.end" in line]
+    assert all(395 <= int(line[-1]) <= 400 for line in lines)
+    for port in (line for line in notes(machine) if line.startswith("port")):
+        assert port.startswith(f"port {23456 if words is TEUKEN else 24321} at node1")
+
+
+@pytest.mark.parametrize("words", [TEUKEN, MULA])
+def test_a_chain_that_is_over_meanwhile_ends_the_job_instead_of_another_launch(
+    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+) -> None:
+    job = here(job_of(*words, *RESTARTS), tmp_path)
+    job = replace(job, lead_seconds=job.walltime_seconds - 400)
+    done = run(job, machine, TRAIN="7", RELAUNCHES="9", AGAIN="3")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert acts(machine)[-2:] == ["cluster.end 7", "cluster.begin again"]
+
+
+def test_a_job_that_outlives_a_node_says_so_to_slurm() -> None:
+    directives = read_directives(script_of(*TEUKEN, *RESTARTS))
+    assert "--no-kill" in directives
+    assert directives["--nodes"] == ["129"]
+    assert directives["--ntasks-per-node"] == ["4"]
+    assert "--no-kill" not in read_directives(script_of(*TEUKEN))
+
+
+def test_without_restarts_a_script_launches_once() -> None:
+    for words in (TEUKEN, MULA):
+        script = script_of(*words)
+        assert 'cluster.begin "$run" again' not in script
+        assert script.endswith("its status is the job's\n")
 
 
 @pytest.mark.parametrize("status", ["0", "7", "143"])
@@ -206,7 +242,7 @@ def test_with_an_image_the_host_talks_to_the_scheduler_and_the_image_computes(
 ) -> None:
     script = script_of(*words, *IMAGE)
     began, ended, looked, ranks = (
-        [line for line in script.splitlines() if f"-m {name}" in line]
+        [line.strip() for line in script.splitlines() if f"-m {name}" in line]
         for name in ("cluster.begin", "cluster.end", "cluster.preflight", "components.train")
     )
     host = "/path/to/kochbuch/.venv/bin/python"
@@ -214,7 +250,6 @@ def test_with_an_image_the_host_talks_to_the_scheduler_and_the_image_computes(
     assert [line.startswith(f"{host} -m") for line in began] == [True]
     assert ended[-1].startswith(f"{host} -m")
     assert looked[0].startswith(f"{inside} -m cluster.preflight")
-    assert f"{host} -m cluster.end" in looked[0]
     assert f"{inside} -m components.train" in ranks[-1]
     assert "activate" not in script
     own = script_of(*words, *IMAGE, "site.host_python=/opt/python/bin/python3.12")
@@ -246,7 +281,7 @@ def test_everything_the_user_says_is_in_the_script_and_it_still_fits() -> None:
     assert read_directives(slurm)["--output"] == ["/r/teuken7b-full/jobs/%A_%a.log"]
     assert read_directives(pbs)["-q"] == ["night"]  # a reservation of PBS is a queue
     assert read_directives(pbs)["-M"] == ["me@x.org"]
-    assert max(len(slurm.splitlines()), len(pbs.splitlines())) < 75
+    assert max(len(slurm.splitlines()), len(pbs.splitlines())) < 80
 
 
 def test_cores_are_bound_where_a_profile_says_so() -> None:
@@ -278,29 +313,25 @@ def test_the_alarm_of_pbs_ends_with_a_job_whose_nodes_are_too_bad(
     assert not Path(job.run, "stop").exists()  # or the next job would save at once
 
 
-@pytest.mark.parametrize("agents", [(), ("watchdog.restarts=3",)])
 def test_under_pbs_ranks_start_on_the_chosen_nodes_and_meet_at_the_first_of_them(
-    agents: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+    machine: dict[str, str], tmp_path: Path
 ) -> None:
-    job = here(job_of(*MULA, "cluster.spare_nodes=1", *agents), tmp_path)
+    job = here(job_of(*MULA, "cluster.spare_nodes=1"), tmp_path)
     job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
     assert run(job, machine, GOOD="node2.site node3.site node5.site").returncode == 0
     (launched,) = (line for line in notes(machine) if line.startswith(("srun", "mpiexec")))
-    tasks, each = (3, 1) if agents else (36, 12)
-    chosen = f"-n {tasks} --ppn {each} --hostfile {job.run}/preflight/nodes --pmi=pmix "
+    chosen = f"-n 36 --ppn 12 --hostfile {job.run}/preflight/nodes --pmi=pmix "
     assert chosen in launched
     assert "port 24321 at node2.site" in notes(machine)
 
 
-@pytest.mark.parametrize("agents", [(), ("watchdog.restarts=3",)])
 def test_ranks_start_on_the_nodes_that_were_chosen_and_meet_at_the_first_of_them(
-    agents: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+    machine: dict[str, str], tmp_path: Path
 ) -> None:
-    job = here(job_of(*TEUKEN, "cluster.spare_nodes=1", *agents), tmp_path)
+    job = here(job_of(*TEUKEN, "cluster.spare_nodes=1"), tmp_path)
     assert run(job, machine, GOOD="node2 node3 node5").returncode == 0
     (launched,) = (line for line in notes(machine) if line.startswith(("srun", "mpiexec")))
-    tasks = 3 if agents else 12
-    chosen = f"--nodelist={job.run}/preflight/nodes --nodes=3 --ntasks={tasks} python"
+    chosen = f"--nodelist={job.run}/preflight/nodes --nodes=3 --ntasks=12 python"
     assert chosen in launched
     assert "port 23456 at node2i" in notes(machine)
 

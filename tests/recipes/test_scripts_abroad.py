@@ -92,9 +92,9 @@ def test_at_the_border_of_a_queue_the_script_and_the_plan_say_the_same(
     words = ("recipe=mula1b", f"cluster={cluster}", f"parallelism.data={ranks}", batch)
     job = job_of(*words)
     check_chain(job)
-    queue = longest_queue(with_nodes(job.cluster, nodes))
-    remark = queue_remark(job.cluster, queue, job.needed_jobs)
+    queue = longest_queue(with_nodes(job.cluster, job.nodes))
+    remark = queue_remark(with_nodes(job.cluster, job.nodes), queue, job.needed_jobs)
     assert (remark is not None) == bool(job.notes)
     if remark is not None:
         assert job.notes == (f"{remark.path}: {remark.problem}; {remark.remedy}",)
-    assert (job.jobs > 1) == takes_runs(job.cluster, nodes)
+    assert (job.jobs > 1) == takes_runs(job.cluster, job.nodes)

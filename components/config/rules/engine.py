@@ -180,9 +180,6 @@ def _check_spare_nodes(cluster: "Cluster", *, restarts: int) -> None:
     if cluster.scheduler == "none":
         problem = "without a scheduler there is no job to have them"
         remedy = "set cluster.spare_nodes=0"
-    elif unseen and cluster.scheduler == "pbs":
-        problem = "under pbs no job outlives a node, and none is looked at before"
-        remedy = f"{keep} cluster.spare_nodes=0"
     elif unseen and not restarts:
         problem = "a run that neither looks at its nodes nor starts again has no use for them"
         remedy = f"{keep} watchdog.restarts=3"

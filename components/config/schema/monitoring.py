@@ -164,7 +164,7 @@ class Watchdog(Section):
     memory: a rank is slow that needs ``slow_ratio`` times what its like need, and memory grows
     by ``memory_growth_fraction``. Weights that several ranks hold are compared every
     ``replicas_every_steps`` steps, and before each checkpoint. A run whose ranks fail starts
-    again by itself ``restarts`` times, inside its job.
+    again by itself ``restarts`` times, inside its job; ``auto``: once for each spare node.
     """
 
     step_seconds: Seconds

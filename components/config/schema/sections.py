@@ -161,7 +161,8 @@ class Cluster(Section):
     ``site``. ``hours`` are what one job asks for, ``jobs`` how many the chain has at most;
     ``smoke`` is one short job on two nodes, to see that everything starts. A job asks for
     ``spare_nodes`` more than it has ranks for: they take the place of nodes that fail, or that
-    ``preflight`` finds bad before the ranks start. Ranks import Python's packages and this code
+    ``preflight`` finds bad before the ranks start; ``auto`` is ``spare_fraction`` of its nodes,
+    rounded down, and not more than a queue takes. Ranks import Python's packages and this code
     from where they lie, or from a copy that each node makes before (``imports``).
     """
 
@@ -181,6 +182,7 @@ class Cluster(Section):
     jobs: Literal["auto"] | Count
     smoke: bool
     spare_nodes: Annotated[int, Field(ge=0)]
+    spare_fraction: Annotated[float, Field(ge=0, lt=1)]
     preflight: OrNone[profile.Preflight]
     imports: Literal["shared", "node_local"]
     site: OrNone[profile.Site]

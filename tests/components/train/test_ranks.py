@@ -5,7 +5,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.pytorch import Trainer
 
 from components.errors import RecipeError
-from components.train.ranks import rank_variables
+from components.train.ranks import rank_variables, task_number
 
 EXPECTED = {
     "RANK": "13",
@@ -78,3 +78,9 @@ def test_another_number_of_ranks_than_the_recipe_s_is_refused() -> None:
     seen = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}
     with pytest.raises(RecipeError, match=r"SLURM_NTASKS: 8 ranks were started, but .* has 24"):
         rank_variables(seen, ranks=24, per_node=12)
+
+
+def test_a_task_whom_nobody_numbered_is_refused() -> None:
+    assert task_number({"SLURM_PROCID": "2", "SLURM_LOCALID": "0"}) == 2
+    with pytest.raises(RecipeError, match="RANK: no launcher says which node of the job"):
+        task_number({})

@@ -2,7 +2,7 @@
 #SBATCH --job-name=bloom176b
 #SBATCH --account=<account>@a100
 #SBATCH --qos=qos_gpu_a100-t3
-#SBATCH --nodes=48
+#SBATCH --nodes=52
 #SBATCH --ntasks-per-node=8
 #SBATCH --cpus-per-task=8
 #SBATCH --partition=gpu_p5
@@ -12,6 +12,7 @@
 #SBATCH --time=20:00:00
 #SBATCH --signal=B:USR1@540
 #SBATCH --requeue
+#SBATCH --no-kill
 #SBATCH --open-mode=append
 #SBATCH --array=1-241%1
 #SBATCH --output=/path/to/kochbuch/runs/bloom176b-full/jobs/%A_%a.log
@@ -35,36 +36,43 @@ export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun takes it no more from s
 # By 3 this ends the chain, and jobs/chain.jsonl says why.
 python -m cluster.begin "$run" || exit $(($? != 3))
 
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
 
 trap 'touch "$run/stop"' USR1  # 540 s before the wall: the run saves and stops
 # Compiled kernels and copies of Python go with the job.
-remove_from_nodes() { timeout 300 srun --kill-on-bad-exit=1 --wait=60 --nodes=48 --ntasks=48 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --overlap rm -rf "$node"; }
+remove_from_nodes() { timeout 300 srun --kill-on-bad-exit=1 --wait=60 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap rm -rf "$node"; }
 trap remove_from_nodes EXIT
 
 # Each node gets Python and the code once: its ranks read neither from a shared file system.
 python -m cluster.copies "$run" /path/to/kochbuch/.venv || { python -m cluster.end "$run" $?; exit; }
 while read -r archive; do sbcast --force --timeout=60 "$archive" "$node.${archive##*/}" < /dev/null; done < "$run/copies/archives"
-srun --kill-on-bad-exit=1 --wait=60 --nodes=48 --ntasks=48 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 bash cluster/copies/unpack.sh "$run" "$node"
+srun --kill-on-bad-exit=1 --wait=60 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 bash cluster/copies/unpack.sh "$run" "$node"
 on_node=(env KOCHBUCH_NODE_FOLDER="$node" VIRTUAL_ENV="$node/venv" PATH="$node/venv/bin:$PATH"
   PYTHONSAFEPATH=1 PYTHONPATH="$node/code${PYTHONPATH:+:$PYTHONPATH}")
 
-# Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
-timeout --kill-after=10 360 srun --kill-on-bad-exit=1 --wait=60 --nodes=48 --ntasks=48 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 \
-  --output="$run/ranks/%A_%a-preflight-%t.log" "${on_node[@]}" PYTHONPATH="$node/code:$PWD${PYTHONPATH:+:$PYTHONPATH}" python -m components.preflight "$run" & looking=$!
-python -m cluster.preflight "$run" || { python -m cluster.end "$run" $?; exit; }
-timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
-nodes=$(wc -l < "$run/preflight/nodes")
-MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
-
-# One task a rank. Network ports: four ports for eight devices; NCCL chooses.
-srun --kill-on-bad-exit=1 --wait=60 --output="$run/ranks/%A_%a-%t.log" \
-  --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
-  "${on_node[@]}" "$node/venv/bin/python" -m components.train "$run" &
-wait $!
-status=$?
-[ "$status" -le 128 ] || { wait $!; status=$?; }  # the signal ended the first wait, not the ranks
-
-python -m cluster.end "$run" "$status"  # says what happened; its status is the job's
+launch() {
+  MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+  # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
+  timeout --kill-after=10 360 srun --kill-on-bad-exit=1 --wait=60 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 \
+    --output="$run/ranks/%A_%a-preflight-%t.log" "${on_node[@]}" PYTHONPATH="$node/code:$PWD${PYTHONPATH:+:$PYTHONPATH}" python -m components.preflight "$run" & looking=$!
+  python -m cluster.preflight "$run"
+  status=$?
+  timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
+  [ "$status" -eq 0 ] || return "$status"
+  nodes=$(wc -l < "$run/preflight/nodes")
+  MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
+  # One task a rank. Network ports: four ports for eight devices; NCCL chooses.
+  srun --kill-on-bad-exit=1 --wait=60 --output="$run/ranks/%A_%a-%t.log" --open-mode=append \
+    --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
+    "${on_node[@]}" "$node/venv/bin/python" -m components.train "$run" &
+  wait $!
+  status=$?
+  [ "$status" -le 128 ] || { wait $!; status=$?; }  # the signal ended the first wait, not the ranks
+  return "$status"
+}
+# What fails is launched again, 4 times at most, on the job's good nodes: cluster.end asks for it by 75.
+while launch; python -m cluster.end "$run" $? $((71460 - SECONDS)); status=$?; [ "$status" -eq 75 ]; do
+  python -m cluster.begin "$run" again || exit $(($? != 3))
+done
+(exit "$status")

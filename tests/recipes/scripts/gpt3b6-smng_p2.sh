@@ -39,29 +39,33 @@ export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun takes it no more from s
 # By 3 this ends the chain, and jobs/chain.jsonl says why.
 python -m cluster.begin "$run" || exit $(($? != 3))
 
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
 
 trap 'touch "$run/stop"' USR1  # 660 s before the wall: the run saves and stops
 # Compiled kernels and copies of Python go with the job.
-remove_from_nodes() { timeout 300 srun --export=ALL --kill-on-bad-exit=1 --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --overlap rm -rf "$node"; }
+remove_from_nodes() { timeout 300 srun --export=ALL --kill-on-bad-exit=1 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap rm -rf "$node"; }
 trap remove_from_nodes EXIT
 
-# Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
-timeout --kill-after=10 360 srun --export=ALL --kill-on-bad-exit=1 --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 \
-  --output="$run/ranks/%j-preflight-%t.log" python -m components.preflight "$run" & looking=$!
-python -m cluster.preflight "$run" || { python -m cluster.end "$run" $?; exit; }
-timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
-nodes=$(wc -l < "$run/preflight/nodes")
-MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
-
-# One task a rank. Network ports: two ports for eight tiles; PSM3 chooses.
-srun --export=ALL --kill-on-bad-exit=1 --output="$run/ranks/%j-%t.log" \
-  --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
-  python -m components.train "$run" &
-wait $!
-status=$?
-[ "$status" -le 128 ] || { wait $!; status=$?; }  # the signal ended the first wait, not the ranks
-
-python -m cluster.end "$run" "$status"  # says what happened; its status is the job's
+launch() {
+  MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+  # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
+  timeout --kill-after=10 360 srun --export=ALL --kill-on-bad-exit=1 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 \
+    --output="$run/ranks/%j-preflight-%t.log" python -m components.preflight "$run" & looking=$!
+  python -m cluster.preflight "$run"
+  status=$?
+  timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
+  [ "$status" -eq 0 ] || return "$status"
+  nodes=$(wc -l < "$run/preflight/nodes")
+  MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
+  # One task a rank. Network ports: two ports for eight tiles; PSM3 chooses.
+  srun --export=ALL --kill-on-bad-exit=1 --output="$run/ranks/%j-%t.log" --open-mode=append \
+    --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
+    python -m components.train "$run" &
+  wait $!
+  status=$?
+  [ "$status" -le 128 ] || { wait $!; status=$?; }  # the signal ended the first wait, not the ranks
+  return "$status"
+}
+launch
+python -m cluster.end "$run" $?  # says what happened; its status is the job's

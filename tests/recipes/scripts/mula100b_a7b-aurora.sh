@@ -2,7 +2,7 @@
 #PBS -N mula100b_a7b
 #PBS -A <account>
 #PBS -q prod
-#PBS -l select=256
+#PBS -l select=261
 #PBS -l walltime=12:00:00
 #PBS -l filesystems=flare
 #PBS -l place=scatter
@@ -43,7 +43,6 @@ mkdir -p "$run/ranks"
 # itself never run again (-r n): it would queue a second one.
 python -m cluster.begin "$run" chain || exit $(($? != 3))
 
-MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")
 MASTER_PORT=$((20000 + ${PBS_JOBID%%[^0-9]*} % 10000))
 export MASTER_ADDR MASTER_PORT
 # Compiled kernels and copies of Python go with the job.
@@ -54,18 +53,24 @@ trap remove_from_nodes EXIT
 (sleep 42240 && touch "$run/stop") &> /dev/null & alarm=$!
 trap 'kill "$alarm" 2> /dev/null; remove_from_nodes' EXIT
 
-# Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
-timeout --kill-after=10 360 mpiexec -n "$(wc -l < $run/preflight/hosts)" --ppn 1 --hostfile "$run/preflight/hosts" --pmi=pmix --label --line-buffer --cpu-bind none --no-abort-on-failure \
-  &> "$run/ranks/${PBS_JOBID%%.*}-preflight.log" python -m components.preflight "$run" & looking=$!
-python -m cluster.preflight "$run" || { python -m cluster.end "$run" $?; exit; }
-timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
-nodes=$(wc -l < "$run/preflight/nodes")
-MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
-
-# Network ports: eight ports for twelve tiles; libfabric takes the nearest to a rank's cores.
-mpiexec -n $((nodes * 12)) --ppn 12 --hostfile "$run/preflight/nodes" --pmi=pmix --label --line-buffer \
-  --cpu-bind list:2-4:10-12:18-20:26-28:34-36:42-44:54-56:62-64:70-72:78-80:86-88:94-96 \
-  python -m components.train "$run" &>> "$run/ranks/${PBS_JOBID%%.*}.log"
-status=$?
-
-python -m cluster.end "$run" "$status"  # says what happened; its status is the job's
+launch() {
+  MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")
+  # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
+  timeout --kill-after=10 360 mpiexec -n "$(wc -l < $run/preflight/hosts)" --ppn 1 --hostfile "$run/preflight/hosts" --pmi=pmix --label --line-buffer --cpu-bind none --no-abort-on-failure \
+    &> "$run/ranks/${PBS_JOBID%%.*}-preflight.log" python -m components.preflight "$run" & looking=$!
+  python -m cluster.preflight "$run"
+  status=$?
+  timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
+  [ "$status" -eq 0 ] || return "$status"
+  nodes=$(wc -l < "$run/preflight/nodes")
+  MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
+  # Network ports: eight ports for twelve tiles; libfabric takes the nearest to a rank's cores.
+  mpiexec -n $((nodes * 12)) --ppn 12 --hostfile "$run/preflight/nodes" --pmi=pmix --label --line-buffer \
+    --cpu-bind list:2-4:10-12:18-20:26-28:34-36:42-44:54-56:62-64:70-72:78-80:86-88:94-96 \
+    python -m components.train "$run" &>> "$run/ranks/${PBS_JOBID%%.*}.log"
+}
+# What fails is launched again, 5 times at most, on the job's good nodes: cluster.end asks for it by 75.
+while launch; python -m cluster.end "$run" $? $((42240 - SECONDS)); status=$?; [ "$status" -eq 75 ]; do
+  python -m cluster.begin "$run" again || exit $(($? != 3))
+done
+(exit "$status")

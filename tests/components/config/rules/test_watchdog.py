@@ -4,6 +4,8 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.config.layout import reserve_of
+from components.config.resolve import relayout
 from components.errors import RecipeError
 
 
@@ -24,13 +26,7 @@ from components.errors import RecipeError
             r"cluster\.spare_nodes: 1, but without a scheduler there is no job to have them",
         ),
         (
-            "recipe=mula1b cluster=aurora watchdog.restarts=1 cluster.spare_nodes=1 "
-            "cluster.preflight=none",
-            r"cluster\.spare_nodes: 1, but under pbs no job outlives a node, and none is(.|\n)*"
-            r"leave cluster\.preflight as it is, or set cluster\.spare_nodes=0",
-        ),
-        (
-            "cluster=juwels cluster.spare_nodes=2 cluster.preflight=none",
+            "cluster=juwels cluster.spare_nodes=2 cluster.preflight=none watchdog.restarts=0",
             r"cluster\.spare_nodes: 2, but a run that neither looks at its nodes nor(.|\n)*"
             r"leave cluster\.preflight as it is, or set watchdog\.restarts=3",
         ),
@@ -41,3 +37,45 @@ def test_what_cannot_be_watched_is_refused(words: str, message: str) -> None:
     named = [] if words.startswith("recipe=") else ["recipe=teuken7b"]
     with pytest.raises(RecipeError, match=message):
         compose_recipe(read_point([*named, *words.split()]))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("recipe=bloom176b cluster=jean_zay", (48, 4, 4)),  # 32 GPUs, as BLOOM's reserve
+        ("recipe=bloom176b cluster=jean_zay parallelism.data=4", (24, 2, 2)),
+        ("recipe=bloom176b cluster=jean_zay cluster.spare_nodes=1", (48, 1, 1)),
+        ("recipe=bloom176b cluster=jean_zay watchdog.restarts=9", (48, 4, 9)),
+        ("recipe=mula220b_a10b cluster=aurora", (256, 5, 5)),
+        (
+            "recipe=mula1b cluster=aurora scale=mini cluster.nodes=2 "
+            "budget.global_batch_tokens=6_144",
+            (2, 0, 0),
+        ),
+        ("recipe=bloom176b", (1, 0, 0)),
+    ],
+)
+def test_a_profile_keeps_its_fraction_of_a_job_s_nodes_and_a_launch_for_each(
+    words: str, expected: tuple[int, int, int]
+) -> None:
+    recipe = compose_recipe(read_point(words.split()))
+    cluster = recipe.cluster
+    assert (cluster.nodes, cluster.spare_nodes, recipe.watchdog.restarts) == expected
+
+
+def test_no_more_spare_nodes_are_asked_for_than_a_queue_takes() -> None:
+    job = {"nodes": 50, "spare_fraction": 0.0834, "queues": [{"most_nodes": 52}]}
+    assert reserve_of(job) == 2
+    assert reserve_of(job | {"queues": []}) == 4
+    assert reserve_of(job | {"nodes": 53}) == 0
+
+
+def test_a_run_that_moves_keeps_what_its_user_said_and_derives_the_rest_again() -> None:
+    large = compose_recipe(read_point(["recipe=mula220b_a10b", "cluster=aurora"]))
+    half = relayout(large, {"parallelism.data": 16})
+    assert (half.cluster.nodes, half.cluster.spare_nodes) == (128, 2)
+    assert half.watchdog.restarts == 2
+    named = large.model_copy(
+        update={"watchdog": large.watchdog.model_copy(update={"restarts": 3})}
+    )
+    assert relayout(named, {"parallelism.data": 16}).watchdog.restarts == 3
