@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,12 @@ HISTORY_OFF = "PBS is not configured to maintain job history"
 Tree = dict[str, Any]
 
 
-def link(programs: Path, state: Path) -> None:
+PROGRAMS = ("qsub", "qstat", "qdel", "qalter", "mpiexec")
+
+
+def link(programs: Path, state: Path, names: Sequence[str] = PROGRAMS) -> None:
     """Write the programs into one folder; their jobs are kept in the other."""
-    for name in ("qsub", "qstat", "qdel", "qalter", "mpiexec"):
+    for name in names:
         text = SCRIPT.format(
             folder=state, owner=os.getpid(), root=ROOT, python=sys.executable, name=name
         )
