@@ -64,6 +64,12 @@ SETTINGS = (
     "set server flatuid=True",
     "set server scheduler_iteration=5",
     "set server job_requeue_timeout=20",
+    # As on Aurora: jobs of one node and more for as long as its scripts ask for.
+    "create resource filesystems type=string",
+    *(
+        f"create queue {name} queue_type=Execution,enabled=True,started=True"
+        for name in ("debug", "capacity")
+    ),
 )
 
 

@@ -1,12 +1,22 @@
 """A real OpenPBS: what it says of jobs that wait, end and are run again, and whole chains."""
 
+import os
+import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cluster.pbs import Pbs
+from cluster.status import RunStatus, status_of
+from command.main import main
+from data_prep.task import read_array
 from tests.cluster.pbs_server import LocalPbs, local_pbs
+from tests.cluster.test_corpus_life import ELEMENTS, passes, prepared
+from tests.cluster.test_pbs_chain import HERE, SMALL
+from tests.data_prep.corpora import LANGUAGES, write_corpus
+from tests.life.conftest import act, entries
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -24,8 +34,8 @@ Submit = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def pbs() -> Iterator[LocalPbs]:
-    """Two nodes; the server keeps no history unless a test asks for it."""
-    with local_pbs(2) as server:
+    """Three nodes; the server keeps no history unless a test asks for it."""
+    with local_pbs(3) as server:
         yield server
 
 
@@ -83,9 +93,11 @@ def test_a_chain_is_followed_and_its_held_jobs_say_why(
     assert waiting.why == "waits for the job before it"
     third = submit(after=second)
     pbs.call("qhold", third)
-    assert states(third, tmp_path) == [("pending", "was held by its user: qrls it")]
+    ((state, why),) = states(third, tmp_path)
+    assert state == "pending"
+    assert re.fullmatch(r"Job held by root on .*; was held by its user: qrls it", why)
     pbs.call("qhold", "-h", "o", third)
-    assert "ask the site" in states(third, tmp_path)[0][1]
+    assert "was held by an operator: ask the site" in states(third, tmp_path)[0][1]
     Pbs().cancel(first, tmp_path / "jobs", running=True)
     pbs.wait_for(lambda: not states(first, tmp_path), 60)
     assert {letter(job) for job in (first, second, third)} == {""}
@@ -107,3 +119,92 @@ def test_a_job_that_is_run_again_was_put_back(
     pbs.wait_for(lambda: letter(job) == "R", 30)
     Pbs().cancel(job, tmp_path / "jobs", running=True)
     pbs.wait_for(lambda: letter(job) == "", 60)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder in which data is prepared once."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def here(pbs: LocalPbs, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Stand in that folder; say by which environment jobs find PBS's programs and Python."""
+    pbs.keep_history(kept=False)
+    path = f"{pbs.programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    (home / "venv" / "bin").mkdir(parents=True, exist_ok=True)
+    (home / "venv" / "bin" / "activate").write_text(f"export PATH={path} OMP_NUM_THREADS=1\n")
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(home)
+    return f"site.venv={home / 'venv'}"
+
+
+def status(run: Path) -> RunStatus:
+    return status_of(run, Pbs())
+
+
+def wait_until(pbs: LocalPbs, run: Path, holds: Callable[[], bool], seconds: float) -> None:
+    try:
+        pbs.wait_for(holds, seconds)
+    except AssertionError:
+        logs = sorted([*(run / "jobs").glob("*.OU"), *(run / "ranks").glob("*.log")])
+        said = "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
+        pytest.fail(f"{status(run)}\n{said}")
+
+
+def test_after_a_job_killed_at_its_wall_the_next_goes_on_from_what_it_saved(
+    pbs: LocalPbs, home: Path, here: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pbs.keep_history(kept=True)
+    run = home / "walled"
+    budget = (
+        *("budget.total_tokens=51_200_000", "checkpoint.every_tokens=10_240"),
+        "evaluation.every_tokens=51_200_000",
+    )
+    # A second before the wall is too late to save.
+    words = ("cluster.hours=0.05", "cluster.jobs=3", "cluster.site.spare_seconds=1")
+    assert act(home, *SMALL, *HERE, here, *budget, *words, f"run={run}") == 0
+    wait_until(pbs, run, lambda: bool(entries(run, "checkpoint")), 250)
+    (first,) = status(run).jobs
+    wait_until(pbs, run, lambda: len(status(run).jobs) == 2, 300)
+    walled, second = status(run).jobs
+    assert (walled.job, walled.ended) == (first.job, "killed")
+    assert second.tokens_at_begin >= 10_240
+    steps = len(entries(run, "step"))
+    wait_until(pbs, run, lambda: len(entries(run, "step")) > steps, 200)
+    capfd.readouterr()
+    assert act(home, "action=status", f"run={run}") == 0
+    assert "its time was up" in capfd.readouterr().out
+    assert act(home, "action=cancel", f"run={run}") == 0
+    wait_until(pbs, run, lambda: not status(run).queued, 200)
+    assert status(run).state == "stopped"
+
+
+def test_an_array_of_pbs_gives_the_bytes_that_this_machine_gives(
+    home: Path, here: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_corpus(home / "texts")
+    sources = {name: {"files": [f"{home}/texts/{name}*"]} for name in LANGUAGES}
+    words = [
+        *(word for word in SMALL if not word.startswith("data.")),
+        *(*HERE, "action=prepare", "cluster.hours=0.2", here),
+        f"data.sources={sources}".replace("'", ""),
+        "data.shares={de: 0.4, en: 0.3, fr: 0.3}",
+        *("preparation=engine", "data.preparation.shard_bytes=2_000"),
+        "data.preparation.exact_duplicates={unit: document}",
+        *("data.preparation.most_jobs=3", "data.preparation.workers=1"),
+    ]
+    assert main([*words, "data.preparation.executor=array"]) == 0
+    queued = prepared(capsys)
+    for name, elements in ELEMENTS.items():
+        (folder,) = passes(home, name)
+        array = read_array(folder)
+        assert array is not None
+        assert len(array.groups) == elements
+        number = str(array.job).partition("[")[0]
+        assert len(list((folder / "jobs").glob(f"{number}[[]*.OU"))) == elements
+    assert main([*words, "data.folder=here"]) == 0
+    assert prepared(capsys) == queued
+    manifests = [(home / root / queued / "manifest.json") for root in ("prepared", "here")]
+    assert manifests[0].read_bytes() == manifests[1].read_bytes()
