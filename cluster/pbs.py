@@ -118,9 +118,9 @@ class Pbs:
         """
         if "[]" in chain:
             elements = self._ask(chain, "-t") or {}
-            for tree in elements.values():
-                _check_own(chain, tree, logs)
-            return [{**tree, "id": job} for job, tree in elements.items() if job != chain]
+            for element in elements.values():
+                _check_own(chain, element, logs)
+            return [{**one, "id": job} for job, one in elements.items() if job != chain]
         found: list[Tree] = []
         waiting, asked = [chain], set[str]()
         while waiting:

@@ -133,7 +133,9 @@ def here(pbs: LocalPbs, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     pbs.keep_history(kept=False)
     path = f"{pbs.programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     (home / "venv" / "bin").mkdir(parents=True, exist_ok=True)
-    (home / "venv" / "bin" / "activate").write_text(f"export PATH={path} OMP_NUM_THREADS=1\n")
+    (home / "venv" / "bin" / "activate").write_text(
+        f"export PATH={path} OMP_NUM_THREADS=1 OPENPBS_HOSTS=1\n"
+    )
     monkeypatch.setenv("PATH", path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(home)
