@@ -7,10 +7,10 @@ dependencies do follows OpenPBS's ``req_register.c`` and its test of them: at th
 waited for stands ``beforeany:ID@server``, also when it has ended, and with a held job those
 that wait for it go.
 
-Without history ($OPENPBS_HISTORY is off) it says what a server of OpenPBS 23.06 was seen to
-say: ``qstat -x`` ends with 0, prints JSON without ``Jobs`` and its reason on standard error; a
-job that has ended is unknown. ``exec_host`` is ``NODE/0*CORES+...``, as there. Of its source
-are the ``Hold_Types`` s of a job that depends on another, and -29 for one killed at its wall.
+`test_pbs_stand_in.py` asks it and a real OpenPBS 23.06 the same, and compares status and words:
+``qstat`` with and without a history of jobs ($OPENPBS_HISTORY is off), ``qdel``, ``qalter``,
+``qsub -W``. ``exec_host`` is ``NODE/0*CORES+...``, as there. Of its source are the
+``Hold_Types`` s of a job that depends on another, and -29 for one killed at its wall.
 """
 
 import fcntl

@@ -1,5 +1,6 @@
 """A real OpenPBS: what it says of jobs that wait, end and are run again, and whole chains."""
 
+import json
 import os
 import re
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.chain import FATES
 from cluster.pbs import Pbs
 from cluster.status import RunStatus, status_of
 from command.main import main
@@ -15,8 +17,9 @@ from data_prep.task import read_array
 from tests.cluster.pbs_server import LocalPbs, local_pbs
 from tests.cluster.test_corpus_life import ELEMENTS, passes, prepared
 from tests.cluster.test_pbs_chain import HERE, SMALL
+from tests.cluster.test_sweep_life import STUDY, at_once
 from tests.data_prep.corpora import LANGUAGES, write_corpus
-from tests.life.conftest import act, entries
+from tests.life.conftest import TINY, act, entries
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -171,13 +174,13 @@ def test_after_a_job_killed_at_its_wall_the_next_goes_on_from_what_it_saved(
     (first,) = status(run).jobs
     wait_until(pbs, run, lambda: len(status(run).jobs) == 2, 300)
     walled, second = status(run).jobs
-    assert (walled.job, walled.ended) == (first.job, "killed")
+    assert (walled.job, walled.ended, walled.fate) == (first.job, "lost", "wall")
     assert second.tokens_at_begin >= 10_240
     steps = len(entries(run, "step"))
     wait_until(pbs, run, lambda: len(entries(run, "step")) > steps, 200)
     capfd.readouterr()
     assert act(home, "action=status", f"run={run}") == 0
-    assert "its time was up" in capfd.readouterr().out
+    assert FATES["wall"] in " ".join(capfd.readouterr().out.split())
     assert act(home, "action=cancel", f"run={run}") == 0
     wait_until(pbs, run, lambda: not status(run).queued, 200)
     assert status(run).state == "stopped"
@@ -210,3 +213,31 @@ def test_an_array_of_pbs_gives_the_bytes_that_this_machine_gives(
     assert prepared(capsys) == queued
     manifests = [(home / root / queued / "manifest.json") for root in ("prepared", "here")]
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
+
+
+def test_a_study_submits_its_points_as_jobs_and_learns_from_their_results(
+    home: Path, here: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    study = STUDY.replace("cluster: juwels", "cluster: aurora").replace(
+        "trials: 6", "trials: 3"
+    )
+    (home / "rates.yaml").write_text(study)
+    other = ("recipe=", "budget.", "checkpoint.", "evaluation.", "optimizer.", "cluster.nodes=")
+    words = [
+        *("-m", *(word for word in (*TINY, *HERE) if not word.startswith(other))),
+        *("cluster.nodes=1", "cluster.jobs=1", here),
+        *("budget.sequence_length=64", "budget.total_tokens=1_024"),
+        *("checkpoint.every_tokens=1_024", "evaluation.every_tokens=1_024"),
+        *("study=rates.yaml", f"run={home / 'study'}", "output=json"),
+    ]
+    assert main(words) == 0
+    found = json.loads(capfd.readouterr().out)
+    figures = [trial["figure"] for trial in found["trials"] if trial["figure"] is not None]
+    runs = [status(run.parent) for run in sorted((home / "study").glob("*/recipe.json"))]
+    assert runs
+    assert {run.state for run in runs} == {"finished"}
+    assert sorted(figures) == sorted(
+        json.loads((Path(run.run) / "results.json").read_text())["held_out"]["final"]
+        for run in runs
+    )
+    assert at_once([job for run in runs for job in run.jobs]) <= 2
