@@ -59,6 +59,10 @@ class Side:
         )
         return found[1] if found else ""
 
+    def reach(self, pbs: LocalPbs, job: str, letter: str, *options: str) -> None:
+        """Wait until a job has a state; none is that of one that is forgotten."""
+        pbs.wait_for(lambda: self.state(job, *options) == letter, 60)
+
     def _run(self, words: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [str(self._programs / words[0]), *words[1:]],
@@ -94,9 +98,9 @@ def test_without_history_both_say_the_same(
     answers = []
     for side in both(history=False):
         job = side.submit(1)
-        pbs.wait_for(lambda side=side, job=job: side.state(job) == "R", 60)
+        side.reach(pbs, job, "R")
         heard = [side.ask("qstat", "-x", *JSON, job)]
-        pbs.wait_for(lambda side=side, job=job: side.state(job) == "", 60)
+        side.reach(pbs, job, "")
         heard += [side.ask("qstat", *JSON, job), side.ask("qdel", job)]
         answers.append(heard)
     assert answers[0] == answers[1]
@@ -108,8 +112,8 @@ def test_with_history_both_say_the_same(
     answers = []
     for side in both(history=True):
         ended, running = side.submit(0), side.submit(60)
-        pbs.wait_for(lambda side=side, job=ended: side.state(job, "-x") == "F", 60)
-        pbs.wait_for(lambda side=side, job=running: side.state(job) == "R", 60)
+        side.reach(pbs, ended, "F", "-x")
+        side.reach(pbs, running, "R")
         unknown = re.sub(r"^\d+", "99999", ended)
         waits = side.submit(60, "-W", f"depend=afterany:{running}")
         after = side.submit(60, "-W", f"depend=afterany:{ended}")
@@ -124,6 +128,6 @@ def test_with_history_both_say_the_same(
             (0, f"{side.state(waits)}{bool(after)}"),
             side.ask("qdel", after, waits, running),
         ]
-        pbs.wait_for(lambda side=side, job=running: side.state(job, "-x") == "F", 60)
+        side.reach(pbs, running, "F", "-x")
         answers.append(heard)
     assert answers[0] == answers[1]
