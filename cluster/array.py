@@ -1,4 +1,4 @@
-"""A pass over a corpus as a SLURM array: submitted, waited for, or found in the queue."""
+"""A pass over a corpus as a job array: submitted, waited for, or found in the queue."""
 
 import time
 from collections.abc import Sequence
@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster import script
-from cluster.scheduler import SchedulerError, check_id, check_present
-from cluster.slurm import Slurm
+from cluster.scheduler import Scheduler, SchedulerError, check_id, check_present, scheduler_of
 from cluster.user import User
 from components.config.schema.data import Preparation
 from components.config.schema.recipe import Recipe
@@ -17,7 +16,6 @@ from data_prep.stages.plan import read_plan
 from data_prep.stages.record import missing_tasks
 from data_prep.task import FILE_NAME, Array, QueuedError, deal_tasks, read_array
 
-SLURM = Slurm()
 POLL_SECONDS = 5.0
 
 
@@ -27,8 +25,8 @@ def array_settings(
     """Compute the array that does a pass in ``folder``, each element on a node of its own.
 
     Raises:
-        RecipeError: the cluster has no SLURM or its profile no site, the user has not said
-            what it asks for, or a path cannot stand in a script.
+        RecipeError: the cluster has no scheduler or its profile no site, the user has not
+            said what it asks for, or a path cannot stand in a script.
     """
     slot = queue_of(recipe, user)
     site, cluster = script.site_of(recipe), recipe.cluster
@@ -47,7 +45,7 @@ def array_settings(
         "account": f"{user.account}{site.account_suffix}" if user.account else None,
         "cores": None if cores is None else cores * cluster.devices_per_node,
         "walltime": script.clock(round(slot.hours * script.HOUR)),
-        "elements": elements,
+        "indices": indices_of(elements),
         "venv": venv,
         "python": python,
         "repository": script.plain(str(repository), "repository"),
@@ -56,26 +54,28 @@ def array_settings(
     }
 
 
+def indices_of(elements: int) -> str:
+    """Write an array's indices from 0: PBS refuses ``0-0``, and both take ``0-1:2`` for it.
+
+    OpenPBS, src/lib/Libcmds/chk_Jrange.c: the first index is below the last.
+    """
+    return f"0-{elements - 1}" if elements > 1 else "0-1:2"
+
+
 def queue_of(recipe: Recipe, user: User) -> script.Slot:
     """Choose the queue of an array's elements, each of which has one node.
 
     Raises:
-        RecipeError: the cluster has no SLURM or its profile no site, or no queue takes them.
+        RecipeError: the cluster has no scheduler or its profile no site, or no queue takes
+            them.
     """
     script.site_of(recipe)
-    cluster = recipe.cluster
-    if cluster.scheduler != "slurm":
-        raise RecipeError(
-            "data.preparation.executor",
-            f"slurm, but {cluster.name} has {cluster.scheduler}",
-            "prepare with data.preparation.executor=local inside a job, or on another cluster",
-        )
-    one_node = cluster.model_copy(update={"nodes": 1, "smoke": False})
+    one_node = recipe.cluster.model_copy(update={"nodes": 1, "smoke": False})
     return script.choose_queue(one_node, wanted=user.queue, needed_hours=None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnSlurm:
+class OnQueue:
     """The tasks of a pass as an array; one that is still queued is waited for, not repeated."""
 
     recipe: Recipe
@@ -88,24 +88,27 @@ class OnSlurm:
 
         Raises:
             QueuedError: the recipe says not to wait.
-            RecipeError: SLURM is not here, or refuses the script.
+            RecipeError: the scheduler is not here, or refuses the script.
         """
-        check_present(SLURM, None)
+        scheduler = scheduler_of(self.recipe.cluster)
+        check_present(scheduler, None)
         job, array = None, read_array(folder)
         if array is not None and array.job is not None:
-            check_id(SLURM, array.job, folder / FILE_NAME)
-            job = array.job if _states(array.job, folder) else None  # a part of it is queued
+            check_id(scheduler, array.job, folder / FILE_NAME)
+            job = (
+                array.job if _states(scheduler, array.job, folder) else None
+            )  # a part is queued
         if job is None:
-            job = self._submit(folder, tasks)
+            job = self._submit(scheduler, folder, tasks)
             say(f"{folder.name}: submitted {job}; if this is stopped, the same command goes on")
         else:
             say(f"{folder.name}: {job} is queued already")
         if not self.preparation.wait:
             remedy = "the same command goes on when it has ended"
             raise QueuedError(str(folder), f"{job} is queued", remedy)
-        _wait(job, folder, tasks, say)
+        _wait(scheduler, job, folder, tasks, say)
 
-    def _submit(self, folder: Path, tasks: Sequence[int]) -> str:
+    def _submit(self, scheduler: Scheduler, folder: Path, tasks: Sequence[int]) -> str:
         queue = queue_of(self.recipe, self.user).queue
         admitted = queue.submitted if queue else None  # an array's elements count one by one
         most = self.preparation.most_jobs
@@ -114,12 +117,13 @@ class OnSlurm:
         settings = array_settings(
             self.recipe, self.user, repository=self.repository, folder=folder, elements=count
         )
-        file.write_text(script.fill("slurm_array.sh.j2", settings), "utf-8")
+        template = f"{self.recipe.cluster.scheduler}_array.sh.j2"
+        file.write_text(script.fill(template, settings), "utf-8")
         (folder / "jobs").mkdir(exist_ok=True)
         array = Array(groups=groups, workers=self.preparation.workers, job=None)
         array.write(folder)
         try:
-            job = SLURM.submit(file, after=None)
+            job = scheduler.submit(file, after=None)
         except SchedulerError as error:
             remedy = f"the script is {file}; site.* and cluster.* change what it asks for"
             raise RecipeError("cluster.scheduler", str(error), remedy) from None
@@ -127,11 +131,11 @@ class OnSlurm:
         return job
 
 
-def _wait(job: str, folder: Path, tasks: Sequence[int], say: Say) -> None:
+def _wait(scheduler: Scheduler, job: str, folder: Path, tasks: Sequence[int], say: Say) -> None:
     """Report how many tasks are done whenever that changes, until the queue has none left."""
     key, said = read_plan(folder).key, -1
     while True:
-        states = _states(job, folder)
+        states = _states(scheduler, job, folder)
         done = len(tasks) - len(missing_tasks(folder, tasks, key))
         if done != said:
             running = states.count("running")
@@ -143,9 +147,9 @@ def _wait(job: str, folder: Path, tasks: Sequence[int], say: Say) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _states(job: str, folder: Path) -> list[str]:
+def _states(scheduler: Scheduler, job: str, folder: Path) -> list[str]:
     try:
-        return [state.state for state in SLURM.states(job, folder / "jobs")]
+        return [state.state for state in scheduler.states(job, folder / "jobs")]
     except SchedulerError as error:
         remedy = "try again later: the same command goes on"
         raise RecipeError("cluster.scheduler", str(error), remedy) from None

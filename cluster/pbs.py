@@ -112,8 +112,14 @@ class Pbs:
     def _jobs(self, chain: str, logs: Path) -> list[Tree]:
         """Follow a chain from one of its jobs through those that wait for one another.
 
-        Another run may wait for this one; its output goes to another folder.
+        Another run may wait for this one; its output goes to another folder. Of an array,
+        ``ID[]``, these are its elements.
         """
+        if "[]" in chain:
+            elements = self._ask(chain, "-t") or {}
+            for element in elements.values():
+                _check_own(chain, element, logs)
+            return [{**one, "id": job} for job, one in elements.items() if job != chain]
         found: list[Tree] = []
         waiting, asked = [chain], set[str]()
         while waiting:
@@ -123,21 +129,24 @@ class Pbs:
             asked.add(job)
             if (tree := self._describe(job)) is None:
                 continue
-            user, output = _source(tree)
             if job == chain:
-                check_own(chain, user=user, output=Path(output), logs=logs)
-            if not found or _source(found[0]) == (user, output):
+                _check_own(chain, tree, logs)
+            if not found or _source(found[0]) == _source(tree):
                 found.append({**tree, "id": job})
                 waiting += _successors(tree)
         return found
 
     def _describe(self, job: str) -> Tree | None:
+        found = self._ask(job)
+        return None if found is None else found.popitem()[1]
+
+    def _ask(self, job: str, *more: str) -> dict[str, Tree] | None:
         """Ask with the history of jobs, and where the site keeps none for the queue alone.
 
         Without history ``qstat -x`` succeeds: its JSON has no ``Jobs``, and why is on standard
         error.
         """
-        words = ["-f", "-F", "json", job]
+        words = [*more, "-f", "-F", "json", job]
         said = ""
         for options in (["-x"], []):
             answer = ask_unless_gone(["qstat", *options, *words], _GONE)
@@ -145,12 +154,10 @@ class Pbs:
                 return None
             said = answer
             try:
-                tree = json.loads(said)
-                jobs = tree.get("Jobs", {})
-                if len(jobs) == 1:
-                    (described,) = jobs.values()
-                    assert isinstance(described, dict)
-                    return described
+                jobs = json.loads(said).get("Jobs", {})
+                if jobs:
+                    assert all(isinstance(described, dict) for described in jobs.values())
+                    return dict(jobs)
             except (ValueError, AttributeError):
                 break
         raise SchedulerError(f"qstat: no JSON about {job}: {said[:80]!r}")
@@ -162,9 +169,10 @@ def _reason(tree: Tree) -> str:
     if letter in _RUNNING_LETTERS:
         return comment
     if letter == "H":
-        holds = str(tree.get("Hold_Types", "n"))
+        follows = "after" in str(tree.get("depend", ""))  # then the hold s is PBS's own
+        holds = str(tree.get("Hold_Types", "n")).replace("s", "" if follows else "s")
         named = [text for hold, text in _HELD_BY.items() if hold in holds]
-        if "after" in str(tree.get("depend", "")) and holds in {"n", "s"}:
+        if follows and not named:
             return "waits for the job before it"
         return "; ".join([*([comment] if comment else []), *named]) or "is held"
     return comment or _LETTERS.get(letter, "")
@@ -180,6 +188,11 @@ def _source(tree: Tree) -> tuple[str, str]:
     user = str(tree.get("Job_Owner", "")).partition("@")[0]
     output = str(tree.get("Output_Path", "")).partition(":")[2].rpartition("/")[0]
     return user, output
+
+
+def _check_own(job: str, tree: Tree, logs: Path) -> None:
+    user, output = _source(tree)
+    check_own(job, user=user, output=Path(output), logs=logs)
 
 
 def _successors(tree: Tree) -> list[str]:

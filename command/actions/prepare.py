@@ -172,11 +172,11 @@ def _cleaned(
 
 
 def _executor(recipe: Recipe, preparation: Preparation, site: Mapping[str, Any]) -> Executor:
-    if preparation.executor == "slurm":
-        from cluster.array import OnSlurm
+    if preparation.executor == "array":
+        from cluster.array import OnQueue
 
         user = read_user(recipe.cluster.name, site)
-        return OnSlurm(recipe=recipe, preparation=preparation, user=user, repository=ROOT)
+        return OnQueue(recipe=recipe, preparation=preparation, user=user, repository=ROOT)
     if preparation.executor == "ray":
         from data_prep.stages.executors import OnRay
 

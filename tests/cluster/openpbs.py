@@ -7,10 +7,10 @@ dependencies do follows OpenPBS's ``req_register.c`` and its test of them: at th
 waited for stands ``beforeany:ID@server``, also when it has ended, and with a held job those
 that wait for it go.
 
-Without history ($OPENPBS_HISTORY is off) it says what a server of OpenPBS 23.06 was seen to
-say: ``qstat -x`` ends with 0, prints JSON without ``Jobs`` and its reason on standard error; a
-job that has ended is unknown. ``exec_host`` is ``NODE/0*CORES+...``, as there. Of its source
-are the ``Hold_Types`` s of a job that depends on another, and -29 for one killed at its wall.
+`test_pbs_stand_in.py` asks it and a real OpenPBS 23.06 the same, and compares status and words:
+``qstat`` with and without a history of jobs ($OPENPBS_HISTORY is off), ``qdel``, ``qalter``,
+``qsub -W``. ``exec_host`` is ``NODE/0*CORES+...``, as there. Of its source are the
+``Hold_Types`` s of a job that depends on another, and -29 for one killed at its wall.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,17 @@ PYTHONPATH={root} exec {python} -m tests.cluster.openpbs {name} "$@"
 """
 HOLDS_BEFORE_KILL_SECONDS = 3
 KILLED_AT_WALL = -29
+FINISHED = "Job has finished, use -x or -H to obtain historical job information"
 HISTORY_OFF = "PBS is not configured to maintain job history"
 Tree = dict[str, Any]
 
 
-def link(programs: Path, state: Path) -> None:
+PROGRAMS = ("qsub", "qstat", "qdel", "qalter", "mpiexec")
+
+
+def link(programs: Path, state: Path, names: Sequence[str] = PROGRAMS) -> None:
     """Write the programs into one folder; their jobs are kept in the other."""
-    for name in ("qsub", "qstat", "qdel", "qalter", "mpiexec"):
+    for name in names:
         text = SCRIPT.format(
             folder=state, owner=os.getpid(), root=ROOT, python=sys.executable, name=name
         )
@@ -79,6 +83,16 @@ def locked() -> Iterator[None]:
         yield
 
 
+def keeps_history() -> bool:
+    return os.environ.get("OPENPBS_HISTORY") != "off"
+
+
+def known(job: str) -> bool:
+    """Whether the server knows a job: without history only until it has ended."""
+    there = (folder() / f"{job}.json").exists()
+    return there and (keeps_history() or read(job)["job_state"] != "F")
+
+
 def write(job: str, tree: Tree) -> None:
     beside = folder() / f".{job}.{os.getpid()}"
     beside.write_text(json.dumps(tree))
@@ -101,7 +115,7 @@ def qsub(words: list[str]) -> int:
         option, value, *words = words
         found = re.fullmatch(r"depend=afterany:(\S+)", value)
         if option != "-W" or not found:
-            return refuse("qsub", f"invalid option {option} {value}", 2)
+            return refuse("qsub", f"illegal {option} value", 2)
         depend = found[1].split(":")
     from tests.cluster.directives import read_directives  # takes its time, and qstat none
 
@@ -113,9 +127,7 @@ def qsub(words: list[str]) -> int:
         return refuse("qsub", f"illegal directive: {error}", 2)
     with locked():
         job = next_job()
-        if not all((folder() / f"{other}.json").exists() for other in depend):
-            return refuse("qsub", "Unknown Job Id", 153)
-        waits = [other for other in depend if read(other)["job_state"] != "F"]
+        waits = [other for other in depend if known(other) and read(other)["job_state"] != "F"]
         write(job, _queued(job, text, directives, waits))
         for other in waits:
             write(other, waited_for(read(other), job))
@@ -235,16 +247,14 @@ def qstat(words: list[str]) -> int:
     *options, job = words
     if options not in (["-x", "-f", "-F", "json"], ["-f", "-F", "json"]):
         return refuse("qstat", f"illegal options {options}", 2)
-    history = os.environ.get("OPENPBS_HISTORY") != "off"
-    if not history and "-x" in options:
+    if not keeps_history() and "-x" in options:
         sys.stdout.write(json.dumps({"timestamp": 1, "pbs_server": SERVER}) + "\n")
-        return refuse("qstat", HISTORY_OFF, 0)
-    ended = (folder() / f"{job}.json").exists() and read(job)["job_state"] == "F"
-    if not (folder() / f"{job}.json").exists() or (ended and not history):
+        return refuse("qstat", f"{HISTORY_OFF} {job}", 0)
+    if not known(job):
         return refuse("qstat", f"Unknown Job Id {job}", 153)
     tree = {key: value for key, value in read(job).items() if key not in {"script", "waits"}}
-    if ended and "-x" not in options:
-        return refuse("qstat", f"{job} Job has finished, use -x or -H to obtain it", 35)
+    if tree["job_state"] == "F" and "-x" not in options:
+        return refuse("qstat", f"{job} {FINISHED}", 35)
     sys.stdout.write(json.dumps({"pbs_server": SERVER, "Jobs": {job: tree}}) + "\n")
     return 0
 
@@ -256,7 +266,8 @@ def qalter(words: list[str]) -> int:
     if option != "-l" or not found:
         return refuse("qalter", f"illegal option {option} {value}", 2)
     if read(job)["job_state"] not in {"H", "Q"}:
-        return refuse("qalter", f"Cannot modify attribute while job running {job}", 168)
+        fixed = "Cannot modify attribute while job running  Resource_List.select"
+        return refuse("qalter", f"{fixed} {job}", 167)
     if int(found[1]) > len(NODES):
         return refuse("qalter", "Job violates queue and/or server resource limits", 188)
     change(job, Resource_List={"select": value.removeprefix("select=")})
@@ -267,9 +278,12 @@ def qdel(words: list[str]) -> int:
     status = 0
     for job in words:
         with locked():
+            if not known(job):
+                status = refuse("qdel", f"Unknown Job Id {job}", 153)
+                continue
             tree = read(job)
             if tree["job_state"] == "F":
-                status = refuse("qdel", f"Job {job} has finished", 35)
+                status = refuse("qdel", f"Job has finished {job}", 35)
                 continue
             if tree["job_state"] in {"H", "Q"}:
                 _abort(job)
@@ -292,7 +306,8 @@ def mpiexec(words: list[str]) -> int:
 
     The nodes are those of ``--hostfile`` or else of the job: options and defaults are those of
     HPE's client (Cray-HPE/craycli, cray/modules/mpiexec/cli.py). Each node is filled before the
-    next, as Intel's mpirun documents it. A process knows by ``OPENPBS_NODE`` on which it is.
+    next, as Intel's mpirun documents it. A process knows by ``OPENPBS_NODE`` on which it is,
+    and by the host's name where ``OPENPBS_HOSTS`` is set.
     """
     options, program = split_options(words)
     ranks, per_node = (int(options[options.index(word) + 1]) for word in ("-n", "--ppn"))
@@ -305,7 +320,7 @@ def mpiexec(words: list[str]) -> int:
         file.write(f"{module} {' '.join(nodes)}\n")
     processes = {
         rank: subprocess.Popen(
-            program,
+            [*_on(nodes[rank // per_node]), *program],
             env=os.environ
             | {"PALS_RANKID": str(rank), "PALS_LOCAL_RANKID": str(rank % per_node)}
             | {"OPENPBS_NODE": nodes[rank // per_node]},
@@ -313,6 +328,12 @@ def mpiexec(words: list[str]) -> int:
         for rank in range(ranks)
     }
     return _watch(processes, nodes, per_node, ends="--no-abort-on-failure" not in options)
+
+
+def _on(node: str) -> list[str]:
+    if "OPENPBS_HOSTS" not in os.environ:
+        return []
+    return ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', node]
 
 
 def split_options(words: list[str]) -> tuple[list[str], list[str]]:

@@ -1,17 +1,20 @@
-"""A pass of corpus preparation as a SLURM array: its script, and what stands in its way."""
+"""A pass of corpus preparation as a job array: its script, and what stands in its way."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cluster.array import OnSlurm, array_settings
+from cluster.array import OnQueue, array_settings, indices_of
+from cluster.scheduler import user_name
 from cluster.script import fill
 from cluster.user import User, read_user
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from data_prep.task import Array, QueuedError, read_array
+from tests.cluster.directives import read_directives
 from tests.cluster.jobs import CHECKOUT, recipe_of
 from tests.cluster.programs import Programs, queued
 from tests.data_prep.corpora import clean, preparation_of, write_corpus
@@ -19,17 +22,23 @@ from tests.data_prep.corpora import clean, preparation_of, write_corpus
 JUWELS = ("recipe=teuken7b", "cluster=juwels", "preparation=engine")
 USER = User(account="kitchen", venv="/path/to/venv")
 Prepare = Callable[..., object]
-BATCH = "budget.global_batch_tokens=6291456"  # 1,536 sequences: 768 data ranks divide them
+# 1,536 sequences: 768 data ranks divide them.
+BATCH = "budget.global_batch_tokens=6291456"
+AURORA = (
+    *("recipe=teuken7b", "cluster=aurora", "parallelism.data=768"),
+    BATCH,
+    "preparation=engine",
+)
 
 
 @pytest.fixture
 def prepare(tmp_path: Path) -> Prepare:
-    """Clean a small corpus on the cluster's SLURM."""
+    """Clean a small corpus in the cluster's queue."""
     sources = write_corpus(tmp_path / "texts")
 
     def act(recipe: Recipe | None = None, user: User = USER, *, wait: bool = True) -> object:
-        preparation = preparation_of(executor="slurm", wait=wait, most_jobs=2, workers=3)
-        executor = OnSlurm(
+        preparation = preparation_of(executor="array", wait=wait, most_jobs=2, workers=3)
+        executor = OnQueue(
             recipe=recipe or recipe_of(*JUWELS),
             preparation=preparation,
             user=user,
@@ -149,21 +158,48 @@ def test_without_slurm_here_nothing_is_submitted(
         prepare()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("cluster=aurora", "parallelism.data=768", BATCH),
-            r"preparation\.executor: slurm, but aurora has pbs\n  prepare wi",
-        ),
-        (("cluster=local",), r"^cluster: local has no scheduler"),
-    ],
-)
-def test_a_cluster_without_slurm_is_refused(
-    prepare: Prepare, taking: Programs, words: tuple[str, ...], message: str
+def test_a_cluster_without_a_scheduler_is_refused(prepare: Prepare, taking: Programs) -> None:
+    with pytest.raises(RecipeError, match=r"^cluster: local has no scheduler"):
+        prepare(recipe_of("recipe=teuken7b", "cluster=local", "preparation=engine"))
+
+
+def test_on_pbs_the_script_asks_for_a_node_an_element_and_starts_the_task() -> None:
+    settings = array_settings(
+        recipe_of(*AURORA),
+        USER,
+        repository=CHECKOUT,
+        folder=Path("/data/stages/clean-123"),
+        elements=7,
+    )
+    script = fill("pbs_array.sh.j2", settings)
+    directives = read_directives(script)
+    assert directives["-N"] == ["teuken7b-data"]
+    assert directives["-l"][0].startswith("select=1")
+    assert directives["-J"] == ["0-6"]
+    assert directives["-r"] == ["y"]  # qsub takes no array that is not
+    assert directives["-o"] == ["/data/stages/clean-123/jobs/"]
+    last = 'exec python -m data_prep.task /data/stages clean-123 "$PBS_ARRAY_INDEX"'
+    assert script.splitlines()[-1] == last
+
+
+def test_an_array_of_one_element_has_indices_that_pbs_takes() -> None:
+    assert [indices_of(count) for count in (1, 2, 9)] == ["0-1:2", "0-1", "0-8"]
+
+
+def test_on_pbs_a_pass_is_submitted_once_and_found_in_the_queue(
+    prepare: Prepare, programs: Programs, tmp_path: Path
 ) -> None:
-    with pytest.raises(RecipeError, match=message):
-        prepare(recipe_of("recipe=teuken7b", *words, "preparation=engine"))
+    programs.add("qsub", says="77[].pbs\n")
+    with pytest.raises(QueuedError, match=r"77\[\]\.pbs is queued"):
+        prepare(recipe_of(*AURORA), wait=False)
+    folder = the_pass(tmp_path)
+    owner = {"Job_Owner": f"{user_name()}@login", "Output_Path": f"login:{folder}/jobs/"}
+    jobs = {f"77[{index}].pbs": {**owner, "job_state": "Q"} for index in ("", "0")}
+    programs.add("qstat", says=json.dumps({"Jobs": jobs}))
+    with pytest.raises(QueuedError):
+        prepare(recipe_of(*AURORA), wait=False)
+    assert programs.calls()[0] == f"qsub {folder / 'array.sh'}"
+    assert not any(call.startswith("qsub") for call in programs.calls()[1:])
 
 
 def test_what_the_site_asks_of_its_users_is_asked_here_too(

@@ -45,7 +45,7 @@ def words(tmp_path: Path, slurm: LocalSlurm, monkeypatch: pytest.MonkeyPatch) ->
     ]
 
 
-SLURM = "data.preparation.executor=slurm"
+SLURM = "data.preparation.executor=array"
 ELEMENTS = {"clean": 3, "duplicates": 1, "keep": 3, "tokenizer": 1, "tokens": 3}
 
 

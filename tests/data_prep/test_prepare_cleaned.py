@@ -189,7 +189,7 @@ def test_what_is_left_to_the_queue_is_said_and_is_no_error(
     queued = (
         *("cluster=juwels", "scale=mini", "cluster.device=cpu", "cluster.hardware=none"),
         *("cluster.nodes=1", "cluster.devices_per_node=1", "site.account=kitchen"),
-        *("data.preparation.executor=slurm", "data.preparation.wait=false"),
+        *("data.preparation.executor=array", "data.preparation.wait=false"),
     )
     assert main([*words, *queued]) == 0
     assert "77 is queued\n  the same command goes on" in capsys.readouterr().out

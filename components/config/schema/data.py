@@ -53,7 +53,7 @@ class Preparation(DocumentSteps):
     Personal data is removed last, from what is kept.
     """
 
-    executor: Annotated[Literal["local", "slurm", "ray"], KeyGroup.MACHINE]
+    executor: Annotated[Literal["local", "array", "ray"], KeyGroup.MACHINE]
     workers: Annotated[Count | Literal["auto"], KeyGroup.MACHINE]
     most_jobs: Annotated[Count, KeyGroup.MACHINE]
     wait: Annotated[bool, KeyGroup.MACHINE]

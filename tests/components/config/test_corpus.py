@@ -67,7 +67,7 @@ def test_who_does_the_work_is_no_part_of_the_mathematics() -> None:
         ),
         ("near_duplicates={ngram: 0}", r"near_duplicates\.ngram: .*greater than 0, got 0"),
         ("read.invalid=ignore", r"read\.invalid: .*'refuse' or 'remove', got 'ignore'\n"),
-        ("executor=pbs", r"executor: .*'local', 'slurm' or 'ray', got 'pbs'\n"),
+        ("executor=pbs", r"executor: .*'local', 'array' or 'ray', got 'pbs'\n"),
         ("worker=2", r"worker: unknown key\n  .*workers"),
     ],
 )

@@ -1,0 +1,243 @@
+"""A real OpenPBS: what it says of jobs that wait, end and are run again, and whole chains."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.chain import FATES
+from cluster.pbs import Pbs
+from cluster.status import RunStatus, status_of
+from command.main import main
+from data_prep.task import read_array
+from tests.cluster.pbs_server import LocalPbs, local_pbs
+from tests.cluster.test_corpus_life import ELEMENTS, passes, prepared
+from tests.cluster.test_pbs_chain import HERE, SMALL
+from tests.cluster.test_sweep_life import STUDY, at_once
+from tests.data_prep.corpora import LANGUAGES, write_corpus
+from tests.life.conftest import TINY, act, entries
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
+
+SCRIPT = """#!/bin/bash
+#PBS -N sleeper
+#PBS -l select=1:ncpus=208
+#PBS -l walltime={wall}
+#PBS -r {rerun}
+#PBS -j oe
+#PBS -o {folder}/
+sleep {seconds}
+"""
+Submit = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def pbs() -> Iterator[LocalPbs]:
+    """Three nodes; the server keeps no history unless a test asks for it."""
+    with local_pbs(3) as server:
+        yield server
+
+
+@pytest.fixture
+def submit(pbs: LocalPbs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
+    """Submit a script that sleeps; its output comes to ``tmp_path/jobs``."""
+    monkeypatch.setenv("PATH", pbs.environment()["PATH"])
+    pbs.keep_history(kept=False)
+    (tmp_path / "jobs").mkdir()
+
+    def hand_over(
+        seconds: int = 60, *, wall: str = "00:10:00", after: str | None = None, rerun: str = "n"
+    ) -> str:
+        folder = tmp_path / "jobs"
+        text = SCRIPT.format(wall=wall, rerun=rerun, folder=folder, seconds=seconds)
+        (tmp_path / "script").write_text(text)
+        return Pbs().submit(tmp_path / "script", after=after)
+
+    return hand_over
+
+
+def states(job: str, tmp_path: Path) -> list[tuple[str, str]]:
+    return [(one.state, one.why) for one in Pbs().states(job, tmp_path / "jobs")]
+
+
+def letter(job: str) -> str:
+    tree = Pbs()._describe(job)
+    return "" if tree is None else str(tree["job_state"])
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_job_killed_at_its_wall_is_told_where_history_is_kept_and_gone_where_not(
+    pbs: LocalPbs, submit: Submit, tmp_path: Path, *, kept: bool
+) -> None:
+    pbs.keep_history(kept=kept)
+    job = submit(60, wall="00:00:03")
+    pbs.wait_for(lambda: letter(job) == "R", 30)
+    (running,) = Pbs().states(job, tmp_path / "jobs")
+    assert (running.state, running.nodes) == ("running", "n1")
+    pbs.wait_for(lambda: letter(job) in {"", "F"}, 60)
+    assert states(job, tmp_path) == []
+    assert Pbs().fate(job) == ("wall" if kept else "gone")
+    assert (tmp_path / "jobs" / f"{job}.OU").exists()
+    Pbs().cancel(job, tmp_path / "jobs", running=True)  # nothing left, nothing said
+
+
+def test_a_chain_is_followed_and_its_held_jobs_say_why(
+    pbs: LocalPbs, submit: Submit, tmp_path: Path
+) -> None:
+    first = submit()
+    second = submit(after=first)
+    pbs.wait_for(lambda: letter(first) == "R", 30)
+    running, waiting = Pbs().states(first, tmp_path / "jobs")
+    assert (running.job, waiting.job) == (first, second)
+    assert waiting.why == "waits for the job before it"
+    third = submit(after=second)
+    pbs.call("qhold", third)
+    ((state, why),) = states(third, tmp_path)
+    assert state == "pending"
+    assert re.fullmatch(r"Job held by root on .*; was held by its user: qrls it", why)
+    pbs.call("qhold", "-h", "o", third)
+    assert "was held by an operator: ask the site" in states(third, tmp_path)[0][1]
+    Pbs().cancel(first, tmp_path / "jobs", running=True)
+    pbs.wait_for(lambda: not states(first, tmp_path), 60)
+    assert {letter(job) for job in (first, second, third)} == {""}
+
+
+def test_a_job_that_is_run_again_was_put_back(
+    pbs: LocalPbs, submit: Submit, tmp_path: Path
+) -> None:
+    job = submit(rerun="y")
+    pbs.wait_for(lambda: letter(job) == "R", 30)
+    pbs.call("qmgr", "-c", "set server scheduling=False")
+    try:
+        pbs.call("qrerun", job)
+        pbs.wait_for(lambda: letter(job) == "Q", 30)
+        assert Pbs().fate(job) == "put back"
+        assert states(job, tmp_path)[0][0] == "pending"
+    finally:
+        pbs.call("qmgr", "-c", "set server scheduling=True")
+    pbs.wait_for(lambda: letter(job) == "R", 30)
+    Pbs().cancel(job, tmp_path / "jobs", running=True)
+    pbs.wait_for(lambda: letter(job) == "", 60)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder in which data is prepared once."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def here(pbs: LocalPbs, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Stand in that folder; say by which environment jobs find PBS's programs and Python."""
+    pbs.keep_history(kept=False)
+    path = f"{pbs.programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    (home / "venv" / "bin").mkdir(parents=True, exist_ok=True)
+    (home / "venv" / "bin" / "activate").write_text(
+        f"export PATH={path} OMP_NUM_THREADS=1 OPENPBS_HOSTS=1\n"
+    )
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(home)
+    return f"site.venv={home / 'venv'}"
+
+
+def status(run: Path) -> RunStatus:
+    return status_of(run, Pbs())
+
+
+def wait_until(pbs: LocalPbs, run: Path, holds: Callable[[], bool], seconds: float) -> None:
+    try:
+        pbs.wait_for(holds, seconds)
+    except AssertionError:
+        logs = sorted([*(run / "jobs").glob("*.OU"), *(run / "ranks").glob("*.log")])
+        said = "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
+        pytest.fail(f"{status(run)}\n{said}")
+
+
+def test_after_a_job_killed_at_its_wall_the_next_goes_on_from_what_it_saved(
+    pbs: LocalPbs, home: Path, here: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pbs.keep_history(kept=True)
+    run = home / "walled"
+    budget = (
+        *("budget.total_tokens=51_200_000", "checkpoint.every_tokens=10_240"),
+        "evaluation.every_tokens=51_200_000",
+    )
+    # A second before the wall is too late to save.
+    words = ("cluster.hours=0.05", "cluster.jobs=9", "cluster.site.spare_seconds=1")
+    assert act(home, *SMALL, *HERE, here, *budget, *words, f"run={run}") == 0
+    wait_until(pbs, run, lambda: bool(entries(run, "checkpoint")), 600)
+    *_, first = begun = status(run).jobs  # on a full host the first is killed too early
+    wait_until(pbs, run, lambda: len(status(run).jobs) > len(begun), 300)
+    walled, second = status(run).jobs[len(begun) - 1 :]
+    assert (walled.job, walled.ended, walled.fate) == (first.job, "lost", "wall")
+    assert second.tokens_at_begin >= 10_240
+    steps = len(entries(run, "step"))
+    wait_until(pbs, run, lambda: len(entries(run, "step")) > steps, 200)
+    capfd.readouterr()
+    assert act(home, "action=status", f"run={run}") == 0
+    assert FATES["wall"] in " ".join(capfd.readouterr().out.split())
+    assert act(home, "action=cancel", f"run={run}") == 0
+    wait_until(pbs, run, lambda: not status(run).queued, 200)
+    assert status(run).state == "stopped"
+
+
+def test_an_array_of_pbs_gives_the_bytes_that_this_machine_gives(
+    home: Path, here: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_corpus(home / "texts")
+    sources = {name: {"files": [f"{home}/texts/{name}*"]} for name in LANGUAGES}
+    words = [
+        *(word for word in SMALL if not word.startswith("data.")),
+        *(*HERE, "action=prepare", "cluster.hours=0.2", here),
+        f"data.sources={sources}".replace("'", ""),
+        "data.shares={de: 0.4, en: 0.3, fr: 0.3}",
+        *("preparation=engine", "data.preparation.shard_bytes=2_000"),
+        "data.preparation.exact_duplicates={unit: document}",
+        *("data.preparation.most_jobs=3", "data.preparation.workers=1"),
+    ]
+    assert main([*words, "data.preparation.executor=array"]) == 0
+    queued = prepared(capsys)
+    for name, elements in ELEMENTS.items():
+        (folder,) = passes(home, name)
+        array = read_array(folder)
+        assert array is not None
+        assert len(array.groups) == elements
+        number = str(array.job).partition("[")[0]
+        assert len(list((folder / "jobs").glob(f"{number}[[]*.OU"))) == elements
+    assert main([*words, "data.folder=here"]) == 0
+    assert prepared(capsys) == queued
+    manifests = [(home / root / queued / "manifest.json") for root in ("prepared", "here")]
+    assert manifests[0].read_bytes() == manifests[1].read_bytes()
+
+
+def test_a_study_submits_its_points_as_jobs_and_learns_from_their_results(
+    home: Path, here: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    study = STUDY.replace("cluster: juwels", "cluster: aurora").replace(
+        "trials: 6", "trials: 3"
+    )
+    (home / "rates.yaml").write_text(study)
+    other = ("recipe=", "budget.", "checkpoint.", "evaluation.", "optimizer.", "cluster.nodes=")
+    words = [
+        *("-m", *(word for word in (*TINY, *HERE) if not word.startswith(other))),
+        *("cluster.nodes=1", "cluster.jobs=1", here),
+        *("budget.sequence_length=64", "budget.total_tokens=1_024"),
+        *("checkpoint.every_tokens=1_024", "evaluation.every_tokens=1_024"),
+        *("study=rates.yaml", f"run={home / 'study'}", "output=json"),
+    ]
+    assert main(words) == 0
+    found = json.loads(capfd.readouterr().out)
+    figures = [trial["figure"] for trial in found["trials"] if trial["figure"] is not None]
+    runs = [status(run.parent) for run in sorted((home / "study").glob("*/recipe.json"))]
+    assert runs
+    assert {run.state for run in runs} == {"finished"}
+    assert sorted(figures) == sorted(
+        json.loads((Path(run.run) / "results.json").read_text())["held_out"]["final"]
+        for run in runs
+    )
+    assert at_once([job for run in runs for job in run.jobs]) <= 2
