@@ -28,11 +28,12 @@ from components.checkpoint.local_files import (
     write_state,
 )
 from components.checkpoint.metadata import RunProgress
-from components.checkpoint.saving import State
+from components.checkpoint.saving import DealtState
 from components.distributed.node_tree import NodeTree
 from components.distributed.weight_shards import local
 from components.torch_internals.distributed import group_of_members
 
+_CLOSING_SECONDS = 5
 _ALIGNMENT = 16  # bytes: tensors of any dtype can be seen in the buffer
 
 
@@ -48,7 +49,7 @@ class LocalCopies:
 
     folder: Path
     run: str
-    state: State
+    state: DealtState
     group: NodeTree
     ranks_per_node: int
     timeout: timedelta
@@ -98,6 +99,9 @@ class LocalCopies:
         return job.get() if job else None
 
     def close(self) -> None:
+        """Let what is being written come to its end, unless other ranks are lost."""
+        if self._job:
+            self._job.wait(_CLOSING_SECONDS)
         self._pool.terminate()
 
     def forget(self) -> None:

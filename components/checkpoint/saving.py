@@ -72,9 +72,6 @@ class State(Protocol):
     def tensors(self) -> dict[str, Tensor]:
         """Name every tensor: what several ranks have whole, any of them may give."""
 
-    def share(self) -> dict[str, Tensor]:
-        """Name what ``fill`` asks this rank to read in this layout: together, all of it."""
-
     def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
         """Call ``read``, all ranks as often, with tensors to fill; some ranks may have none.
 
@@ -82,6 +79,13 @@ class State(Protocol):
         weight, whatever either run rounds. With ``fresh_optimizer`` moments and steps are 0, as
         before a first step.
         """
+
+
+class DealtState(State, Protocol):
+    """State of which each rank reads a part."""
+
+    def share(self) -> dict[str, Tensor]:
+        """Name what ``fill`` asks this rank to read in this layout: together, all of it."""
 
 
 MOMENTS = "optimizer.state."  # before each weight's name, also where its master is

@@ -10,11 +10,12 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
-from components.checkpoint import local_copies
 from components.checkpoint.local_copies import LocalCopies
+from components.checkpoint.local_files import write_state
 from components.checkpoint.metadata import RunProgress
-from components.checkpoint.saving import State
+from components.checkpoint.saving import DealtState
 from components.distributed.node_tree import NodeTree, make_node_tree
+from components.distributed.weight_shards import local
 from tests.components.checkpoint.checkpoint_cases import (
     Rank,
     start,
@@ -45,7 +46,7 @@ def node_folder(folder: Path, rank: int, per_node: int = PER_NODE) -> Path:
 
 @contextmanager
 def copies_of(
-    state: State, folder: Path, *, run: str = "one run", per_node: int = PER_NODE
+    state: DealtState, folder: Path, *, run: str = "one run", per_node: int = PER_NODE
 ) -> Iterator[LocalCopies]:
     if per_node not in _trees:
         _trees[per_node] = make_node_tree(ranks_per_node=per_node, timeout=TIMEOUT)
@@ -110,7 +111,7 @@ def kept_bytes(parts: Parts, layout: Layout, folder: Path) -> tuple[int, int]:
     """Return what this rank keeps, and what it holds of weights and optimizer in all."""
     rank = start(parts, layout, seed=0)
     train(rank, range(1))
-    held = sum(local_copies.local(one).nbytes for one in rank.state.tensors().values())
+    held = sum(local(one).nbytes for one in rank.state.tensors().values())
     with copies_of(rank.state, folder) as copies:
         return len(copies._own), held
 
@@ -128,11 +129,8 @@ def keep_where_one_is_full(folder: Path, full: int) -> list[str | None]:
         copies.save(progress_after(1))
         said.append(copies.wait())
         state.become(2)
-        with patch.object(
-            local_copies,
-            "write_state",
-            write if dist.get_rank() == full else local_copies.write_state,
-        ):
+        given = write if dist.get_rank() == full else write_state
+        with patch("components.checkpoint.local_copies.write_state", given):
             copies.save(progress_after(2))
             said.append(copies.wait())
     return said
