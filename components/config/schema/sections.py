@@ -126,7 +126,7 @@ class Parallelism(Section):
 class LocalCheckpoints(Section):
     """Each rank's state every ``every_steps`` steps, in its node's ``folder`` and another's."""
 
-    folder: str
+    folder: Annotated[str, Field(pattern="^/")]
     every_steps: Count
 
 

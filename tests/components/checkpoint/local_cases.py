@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 
 from components.checkpoint.local_copies import LocalCopies
 from components.checkpoint.local_files import write_state
@@ -136,11 +138,38 @@ def keep_where_one_is_full(folder: Path, full: int) -> list[str | None]:
     return said
 
 
-def newest_step(folder: Path) -> tuple[int, set[float]] | None:
+def keep_step(folder: Path, step: int) -> None:
+    """Keep one local checkpoint, whose numbers are all that of its step."""
+    from tests.components.checkpoint.numbers import Counted
+
+    with copies_of(Counted(step), folder) as copies:
+        copies.save(progress_after(step))
+        assert copies.wait() is None
+
+
+def keep_until_killed(rank: int, folder: Path, length: int) -> None:
+    """Be a rank that keeps local checkpoints as fast as it can, and notes which are kept."""
+    from tests.components.checkpoint.numbers import Counted
+
+    torch.set_num_threads(1)
+    store = FileStore(str(folder / "store"), 2 * PER_NODE)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2 * PER_NODE)
+    state = Counted(0, length)
+    lost = suppress(RuntimeError)  # whose peer is killed is to end by that
+    with lost, copies_of(state, folder) as copies:
+        for step in range(1, 100_000):
+            state.become(step)
+            copies.save(progress_after(step))
+            state.become(-step)
+            assert copies.wait() is None
+            (folder / f"kept-{rank}").write_text(str(step))
+
+
+def newest_step(folder: Path, length: int = 8) -> tuple[int, set[float]] | None:
     """Return the step that ranks of few numbers go on from, and all numbers then."""
     from tests.components.checkpoint.numbers import Counted
 
-    state = Counted(-1)
+    state = Counted(-1, length)
     with copies_of(state, folder) as copies:
         found = copies.newest(after_tokens=0)
         return None if found is None else (copies.load(found).step, state.values())

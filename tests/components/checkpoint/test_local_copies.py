@@ -1,9 +1,12 @@
 """A lost node's ranks go on from what its neighbour kept, bit for bit; else from files."""
 
 import os
+import random
 import shutil
+import time
 from collections.abc import Callable
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -149,6 +152,66 @@ def test_one_generation_stays_twice(kept: Callable[[Layout], Path]) -> None:
 
 
 NODES = ("node-0", "node-1")
+
+
+@pytest.fixture(scope="module")
+def two_steps(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Keep two generations, each in nodes of its own."""
+    folders = tmp_path_factory.mktemp("former"), tmp_path_factory.mktemp("new")
+    for step, folder in enumerate(folders, start=1):
+        ranks(cases.keep_step, folder, step)
+    return folders
+
+
+@pytest.mark.quick("written-3", "written-8", "gone-1")
+@pytest.mark.parametrize("done", range(9))
+@pytest.mark.parametrize("moment", ["written", "gone"])
+def test_a_kill_at_any_file_leaves_one_generation_of_all_ranks(
+    ranks: Ranks, two_steps: tuple[Path, Path], tmp_path: Path, moment: str, done: int
+) -> None:
+    """So many files of the new one are written, or so many of the former gone already."""
+    former, new = (sorted(one.glob("node-*/rank-*")) for one in two_steps)
+    former.sort(key=lambda file: int(file.name[5:10]) * 5 % 8)  # ranks write in no order
+    left = [*former, *new[:done]] if moment == "written" else [*former[done:], *new]
+    for file in left:
+        (tmp_path / file.parent.name).mkdir(exist_ok=True)
+        shutil.copy(file, tmp_path / file.parent.name)
+    for file in new[done : done + 1]:  # of which half is there
+        half = file.read_bytes()[: file.stat().st_size // 2]
+        (tmp_path / file.parent.name / f".{file.name}").write_bytes(half)
+    owners = {file.name[5:10] for file in left if file in new}
+    expected = 2 if len(owners) == 4 else 1
+    assert ranks(cases.newest_step, tmp_path) == [(expected, {float(expected)})] * 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victims", [(0,), (2, 3), (0, 1, 2, 3)])
+def test_a_kill_at_any_moment_loses_nothing_that_was_kept(
+    ranks: Ranks, tmp_path: Path, victims: tuple[int, ...]
+) -> None:
+    context, length = get_context("forkserver"), 50_000
+    several = [
+        context.Process(target=cases.keep_until_killed, args=(rank, tmp_path, length))
+        for rank in range(4)
+    ]
+    for one in several:
+        one.start()
+    while not (tmp_path / "kept-0").exists():
+        time.sleep(0.01)
+    time.sleep(random.Random(len(victims)).uniform(0.1, 0.6))
+    for victim in victims:
+        several[victim].kill()
+    for one in several:
+        one.join(30)
+        assert not one.is_alive(), "a rank outlived its peer"
+    if victims == (2, 3):
+        lose_node(tmp_path)
+    kept = max(int(file.read_text() or 0) for file in tmp_path.glob("kept-*"))
+    ((step, values),) = {
+        (step, *values) for step, values in ranks(cases.newest_step, tmp_path, length)
+    }
+    assert step >= kept > 0
+    assert values == step
 
 
 def test_of_what_ranks_hold_alike_one_keeps_a_copy(ranks: Ranks, tmp_path: Path) -> None:
