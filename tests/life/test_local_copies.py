@@ -97,3 +97,14 @@ def test_a_rewound_run_goes_on_from_where_the_user_put_it(
     (resume,) = events(run, "resume")
     assert (resume["step"], resume["evidence"]["source"]) == (4, "checkpoints")
     assert_equal(run, undisturbed)
+
+
+@pytest.mark.long
+def test_deepspeeds_state_is_kept_too(home: Path, tmp_path: Path) -> None:
+    deepspeed = ("parallelism.engine=deepspeed", "parallelism.zero=2")
+    whole = train(home, "deepspeed", *deepspeed)
+    kill = "guard.inject=[{fault: kill, rank: 1, step: 7}]"
+    run = train(home, "deepspeed-struck", *deepspeed, kill, local(tmp_path))
+    (resume,) = events(run, "resume")
+    assert (resume["evidence"]["source"], resume["step"] in {5, 6}) == ("local", True)
+    assert_equal(run, whole)
