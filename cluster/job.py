@@ -43,6 +43,7 @@ class JobSettings:
     python: str
     host_python: str  # for what talks to the scheduler, which no image has
     node_folder: str  # below it is what a job keeps on its nodes
+    local_folder: str | None  # below it are local copies of checkpoints
     caches: tuple[str, ...]  # variables that name folders there
     allocator: str | None  # settings of torch's, where nobody has any
     repository: str
@@ -169,6 +170,7 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         python=python,
         host_python=script.host_python_of(user, repository),
         node_folder=script.plain(site.node_folder, "cluster.site.node_folder"),
+        local_folder=_local_folder(recipe),
         caches=cache_variables(cluster.device),
         allocator=allocator_settings(cluster.device),
         repository=script.plain(str(repository), "repository"),
@@ -176,6 +178,15 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         on_each=tuple(scheduler.on_each(Path("$run", HOSTS), each, site.launch)),
         missing=tuple(script.missing_of(recipe, user, slot.name)),
         notes=notes,
+    )
+
+
+def _local_folder(recipe: Recipe) -> str | None:
+    local = recipe.checkpoint.local
+    return (
+        None
+        if isinstance(local, str)
+        else script.plain(local.folder, "checkpoint.local.folder")
     )
 
 

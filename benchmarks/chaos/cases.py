@@ -32,6 +32,7 @@ ROLL_BACK = (
     "guard.non_finite={action: roll_back, most: 9, within_tokens: 1_000_000}",
     f"guard.roll_back.skip_steps={BACK_STEPS}",
 )
+LOCAL_COPIES = "checkpoint.local={folder: /dev/shm, every_steps: 1}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,13 @@ CASES = (
         shows="replicas",
     ),
     ChaosCase(name="kill", steps=ANY, faults=({"fault": "kill"},), shows="restart"),
+    ChaosCase(
+        name="kill, local copies",
+        steps=range(3, STEPS + 1),  # copies of a step are whole when the next one has begun
+        faults=({"fault": "kill"},),
+        shows="restart",
+        words=(LOCAL_COPIES,),
+    ),
     ChaosCase(
         name="hang, sleeps",
         steps=ANY,

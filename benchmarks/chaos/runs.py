@@ -6,7 +6,7 @@ A run has its own ranks and agent, as with `action=train`; what they share is im
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import set_forkserver_preload
@@ -65,10 +65,13 @@ class ChaosRow:
 
 
 class Runs:
-    """Runs of one miniature below ``home``; those that are compared with are made once."""
+    """Runs of one miniature below ``home``; those that are compared with are made once.
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
+    ``own`` are the keys in which it differs from the miniature of the tests.
+    """
+
+    def __init__(self, home: Path, own: Mapping[str, object] = OWN) -> None:
+        self._home, self._own = home, own
         self._expected: dict[tuple[str, str], Path] = {}
 
     def strike(self, draw: Draw) -> ChaosRow:
@@ -76,7 +79,7 @@ class Runs:
         run = self._home / f"{len(list(self._home.iterdir()))}"
         inject = json.dumps(draw.faults).replace('"', "")
         words = [*LAYOUTS[draw.layout], *draw.case.words, f"guard.inject={inject}"]
-        status = self._begin(run, words)
+        status = self.begin(run, words)
         events = read_lines(run / "journal.jsonl")
         same = status == 0 and are_equal(run, self._undisturbed(draw.layout, events))
         deeds, late = did(events), lateness(events)
@@ -104,22 +107,23 @@ class Runs:
         if (layout, told) not in self._expected:
             run = self._home / f"expected-{len(self._expected)}"
             words = [*LAYOUTS[layout], *([f"data.skip={told}"] if windows else [])]
-            if status := self._begin(run, words):
+            if status := self.begin(run, words):
                 raise RuntimeError(f"{run}: exit status {status}, and nothing struck it")
             self._expected[layout, told] = run
         return self._expected[layout, told]
 
-    def _begin(self, run: Path, words: Sequence[str]) -> int:
+    def begin(self, run: Path, words: Sequence[str]) -> int:
         """Start the ranks of a new run and return how their agent ends."""
-        tiny = [word for word in TINY if word.partition("=")[0] not in OWN]
-        own = [f"{key}={value}" for key, value in OWN.items()]
+        tiny = [word for word in TINY if word.partition("=")[0] not in self._own]
+        own = [f"{key}={value}" for key, value in self._own.items()]
         places = (f"run={run}", f"data.folder={self._home}/prepared")
         arguments = read_point([*tiny, *own, *words, *places])
         recipe = compose_recipe(arguments)
         data = prepare_data(recipe, arguments.site)
         create_run_folder(recipe, run).write_json("data.json", data)
         program = ["-m", "components.train", str(run)]
-        return run_ranks(run / "ranks", RANKS, recipe.watchdog.restarts, program)
+        restarts = recipe.watchdog.restarts
+        return run_ranks(run / "ranks", recipe.cluster.ranks, restarts, program)
 
 
 @contextmanager

@@ -85,7 +85,9 @@ def _unnamed(tree: Mapping[str, Any], named: UserOverrides) -> Iterator[tuple[st
     data = _mapping(tree.get("data"))
     places = {f"data.{key}": data.get(key) for key in ("folder", "tokenizer_folder")}
     places["model.init_from"] = _mapping(tree.get("model")).get("init_from")
-    places["checkpoint.copy_to"] = _mapping(tree.get("checkpoint")).get("copy_to")
+    checkpoint = _mapping(tree.get("checkpoint"))
+    places["checkpoint.copy_to"] = checkpoint.get("copy_to")
+    places["checkpoint.local.folder"] = _mapping(checkpoint.get("local")).get("folder")
     for name, source in _mapping(data.get("sources")).items():
         where, source = f"data.sources.{name}", _mapping(source)
         for key in ("files", "tokens"):

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from components.checkpoint import retention
 from components.checkpoint.layout import CheckpointLayout, Share
@@ -80,7 +81,21 @@ class State(Protocol):
         """
 
 
+class DealtState(State, Protocol):
+    """State of which each rank reads a part."""
+
+    def share(self) -> dict[str, Tensor]:
+        """Name what ``fill`` asks this rank to read in this layout: together, all of it."""
+
+
 MOMENTS = "optimizer.state."  # before each weight's name, also where its master is
+
+
+_Dealt = tuple[str, Tensor, DeviceMesh, int]  # who holds it alike, and who of them reads it
+
+
+def _is_own(among: DeviceMesh, reader: int) -> bool:
+    return reader == among.get_local_rank()
 
 
 def master_of(name: str) -> str:
@@ -125,6 +140,25 @@ class ShardState:
         Weights that are rounded follow from their masters.
         """
         self._make()
+        wanted, finer = self._wanted(saved, fresh_optimizer=fresh_optimizer)
+        held = self._deal(wanted)
+        read({name: value for name, value, among, one in held if _is_own(among, one)})
+        for _, value, among, one in held:
+            send(value, among, one)
+        for shard, whole in finer.items():
+            shard.parameter.detach().copy_(shard.own_rows(rows_of(local(whole))))
+        self._parallel.spread()
+        self._parallel.settle()
+
+    def share(self) -> dict[str, Tensor]:
+        wanted, _ = self._wanted(self.tensors(), fresh_optimizer=False)
+        held = self._deal(wanted)
+        return {name: value for name, value, among, one in held if _is_own(among, one)}
+
+    def _wanted(
+        self, saved: Collection[str], *, fresh_optimizer: bool
+    ) -> tuple[list[tuple[WeightShard, str, Tensor]], dict[WeightShard, Tensor]]:
+        """List what is to be filled, and of it what then has to go into masters."""
         finer = {}
         wanted = [] if fresh_optimizer else list(self._moments())
         for shard in self._shards:
@@ -136,23 +170,13 @@ class ShardState:
                 if shard.is_master:
                     value = finer[shard] = value.to(shard.parameter.dtype)
             wanted.append((shard, name, value))
-        self._fill_once(read, wanted)
-        for shard, whole in finer.items():
-            shard.parameter.detach().copy_(shard.own_rows(rows_of(local(whole))))
-        self._parallel.spread()
-        self._parallel.settle()
+        return wanted, finer
 
-    def _fill_once(self, read: Read, wanted: Sequence[tuple[WeightShard, str, Tensor]]) -> None:
-        """Let one rank of those that hold a part alike read it, and send it to the others."""
+    def _deal(self, wanted: Sequence[tuple[WeightShard, str, Tensor]]) -> list[_Dealt]:
+        """Choose one rank of those that hold a part alike: it reads for the others."""
         held = [(name, value, holders(shard, value)) for shard, name, value in wanted]
         chosen = readers([(value, among) for _, value, among in held])
-        read({
-            name: value
-            for (name, value, among), one in zip(held, chosen, strict=True)
-            if one == among.get_local_rank()
-        })
-        for (_, value, among), one in zip(held, chosen, strict=True):
-            send(value, among, one)
+        return [(*one, reader) for one, reader in zip(held, chosen, strict=True)]
 
     def _make(self) -> None:
         """Let the optimizer make its state, 0 as before a first step, by one without a rate."""

@@ -116,6 +116,9 @@ class EngineState:
                 tensors |= {key: value.cpu() for key, value in whole.items()}
         return tensors
 
+    def share(self) -> dict[str, Tensor]:
+        return self.tensors()
+
     def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
         """Take weights and state one weight at a time; no rank ever holds all of them.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from components.checkpoint.saving import ShardState, State
+from components.checkpoint.saving import DealtState, ShardState
 from components.distributed.data import DataParallel
 from components.distributed.mesh import Mesh
 from components.distributed.pipeline import Microbatches, Pipeline, sum_tied_gradients
@@ -26,7 +26,7 @@ class Engine(Protocol):
 
     optimizer: torch.optim.Optimizer
     shards: Sequence[WeightShard] = ()  # what this rank updates, unless the engine alone knows
-    state: State  # what checkpoints hold
+    state: DealtState  # what checkpoints hold
     # Called in each step between averaging and clipping: only then `gradients` has something.
     on_gradients: Callable[[], None] | None = None
 

@@ -84,7 +84,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     profiles = recipe.profiler.steps and rank in recipe.profiler.ranks
     callbacks = [
         watching,
-        Story(folder=folder, journal=journal, began=began),
+        Story(folder=folder, journal=journal, began=began, loaded=lambda: checkpoints.loaded),
         *([profiling] if profiles else []),
         Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank),
         *(stop, metering, metrics, graphs),

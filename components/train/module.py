@@ -86,6 +86,12 @@ class Pretraining(LightningModule):
         crossed = self.progress.tokens // every_tokens > self._tokens_before // every_tokens
         return crossed or self.progress.step == self.recipe.derived.steps
 
+    @property
+    def is_local_due(self) -> bool:
+        """Whether the step just taken is one after which nodes keep local copies."""
+        settings = self.recipe.checkpoint.local
+        return not isinstance(settings, str) and self.progress.step % settings.every_steps == 0
+
     def configure_model(self) -> None:
         """Build this rank's stages; how they start depends on seed and names alone."""
         if hasattr(self, "stages"):

@@ -123,6 +123,13 @@ class Parallelism(Section):
     rank_order: Annotated[tuple[Axis, ...], Field(strict=False)]
 
 
+class LocalCheckpoints(Section):
+    """Each rank's state every ``every_steps`` steps, in its node's ``folder`` and another's."""
+
+    folder: Annotated[str, Field(pattern="^/")]
+    every_steps: Count
+
+
 class Checkpoint(Section):
     """How often a checkpoint is written, on the clock of tokens, and which are kept.
 
@@ -130,7 +137,7 @@ class Checkpoint(Section):
     ``keep_every_tokens``, and the ``keep_best`` of lowest held-out loss. Weights alone are
     written every ``weights_every_tokens`` and stay. What stays for good is copied into the
     folder ``copy_to``. All ranks together write at most ``files``; a file system that is away
-    or full is waited for, ``retry_seconds``.
+    or full is waited for, ``retry_seconds``. ``local`` ones are for ranks that start again.
     """
 
     every_tokens: Count
@@ -142,6 +149,7 @@ class Checkpoint(Section):
     asynchronous: bool
     files: Count
     retry_seconds: Annotated[float, Field(ge=0)]
+    local: OrNone[LocalCheckpoints]
 
 
 class EvaluationSection(Section):

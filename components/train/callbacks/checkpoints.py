@@ -11,7 +11,14 @@ from lightning.pytorch import Trainer
 from torch.distributed.constants import default_pg_timeout
 
 from components.checkpoint import loading
-from components.checkpoint.metadata import Kind, RunProgress, name_of
+from components.checkpoint.local_copies import LocalCopies
+from components.checkpoint.metadata import (
+    Kind,
+    RunProgress,
+    name_of,
+    newest_checkpoint,
+    tokens_of,
+)
 from components.checkpoint.retention import Policy, amend, check_target, drop_after
 from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Saver
 from components.config.schema.sections import Checkpoint
@@ -20,6 +27,7 @@ from components.distributed.node_tree import make_node_tree
 from components.run.disk import Patience
 from components.run.event_log import EventLog
 from components.train.callbacks.hooks import RunCallback
+from components.train.callbacks.local_copies import make_local_copies
 from components.train.callbacks.metrics_logger import Metrics
 from components.train.module import Pretraining
 
@@ -37,10 +45,12 @@ class Checkpoints(RunCallback):
     say: Callable[[str], None]
     stopped: Callable[[], bool]
     saver: Saver = field(init=False, repr=False)  # once the run has begun
+    local: LocalCopies | None = field(default=None, init=False, repr=False)
+    loaded: dict[str, Any] = field(default_factory=dict, init=False)  # from where, how fast
     _closing: ExitStack = field(default_factory=ExitStack, init=False)
 
     def on_load(self, module: Pretraining) -> None:
-        """Go on from the newest whole checkpoint, if there is one.
+        """Go on from the newest local copies, or else from the newest whole checkpoint.
 
         Every run has the folder: a run that did not wait for it would begin anew.
 
@@ -48,18 +58,39 @@ class Checkpoints(RunCallback):
             RecipeError: it is away for longer than a save would wait.
         """
         by_first(lambda: self._patience()(self.folder, self.folder.stat))
-        fingerprint = module.recipe.fingerprint()
-        chosen = loading.load_newest(self.folder, module.engine.state, fingerprint=fingerprint)
-        if chosen is not None:
-            module.progress = progress = chosen.marker.progress
+        fingerprint, began = module.recipe.fingerprint(), time.perf_counter()
+        source = "local"
+        if (progress := self._load_local(module)) is None:
+            source, progress = "checkpoints", self._load_newest(module, fingerprint)
+        if progress is not None:
+            module.progress = progress
             module.engine.load_scale_state(progress.loss_scale)
             if progress.guard is not None:
                 module.guard.load(progress.guard)
-            for one in chosen.damaged:
-                self.say(f"going on from {chosen.checkpoint}: {one.path} {one.problem}")
-            self._note_damaged(chosen)
+            seconds = time.perf_counter() - began
+            self.loaded = {"source": source, "load_seconds": seconds}
         self.saver = self._make_saver(module, fingerprint)
         self._closing.callback(self.saver.close)
+
+    def _load_local(self, module: Pretraining) -> RunProgress | None:
+        """Load what nodes have kept, where that is newer than any checkpoint."""
+        settings = self.settings.local
+        if isinstance(settings, str):
+            return None
+        self.local = make_local_copies(module, settings, self.folder.parent)
+        self._closing.callback(self.local.close)
+        newest = by_first(lambda: newest_checkpoint(self.folder))
+        found = self.local.newest(after_tokens=tokens_of(newest) if newest else 0)
+        return None if found is None else self.local.load(found)
+
+    def _load_newest(self, module: Pretraining, fingerprint: str) -> RunProgress | None:
+        chosen = loading.load_newest(self.folder, module.engine.state, fingerprint=fingerprint)
+        if chosen is None:
+            return None
+        for one in chosen.damaged:
+            self.say(f"going on from {chosen.checkpoint}: {one.path} {one.problem}")
+        self._note_damaged(chosen)
+        return chosen.marker.progress
 
     def on_step(self, module: Pretraining) -> None:
         if self.saver.has_failed:
@@ -72,8 +103,14 @@ class Checkpoints(RunCallback):
             kinds.append("weights")
         if kinds:
             self.save(module, kinds, "stopping" if module.stopping else "due")
+        if self.local and module.is_local_due and not module.stopping:
+            self._copy_locally(self.local, module.progress)
         if module.stopping:
             module.trainer.should_stop = True
+
+    def _copy_locally(self, local: LocalCopies, progress: RunProgress) -> None:
+        if problem := local.save(progress):
+            self.say(f"the local copies before those of step {progress.step} failed: {problem}")
 
     def save(self, module: Pretraining, kinds: Sequence[Kind], cause: Cause) -> None:
         """Begin checkpoints of where the run is; wait for them where it stops here."""
@@ -86,6 +123,8 @@ class Checkpoints(RunCallback):
     def go_back(self, module: Pretraining, tokens: int) -> RunProgress | None:
         """Load the newest whole checkpoint of at most ``tokens``, once the last is written."""
         self._note(self.saver.wait(), "due")
+        if self.local:
+            self.local.forget()  # they are of the steps that are undone
         if (chosen := loading.choose_up_to(self.folder, tokens)) is None:
             return None
         self._note_damaged(chosen)
@@ -106,6 +145,8 @@ class Checkpoints(RunCallback):
 
     def on_end(self, module: Pretraining) -> None:
         self._note(self.saver.wait(), "due")
+        if self.local:
+            self.local.remove()  # the last checkpoint is as new
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Let a save come to its end, but for who has asked twice to stop at once."""

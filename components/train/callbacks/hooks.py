@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,13 +74,15 @@ class RunCallback(Callback):
 class Story(RunCallback):
     """Note the start or resume of each process group, what changed before it, and its end.
 
-    ``began`` is the clock (`time.perf_counter`) when the ranks were asked to train. Let it be
-    the first callback, so that a start ends before the first evaluation begins.
+    ``began`` is the clock (`time.perf_counter`) when the ranks were asked to train; ``loaded``
+    says from where a run goes on. Let it be the first callback, so that a start ends before the
+    first evaluation begins.
     """
 
     folder: RunFolder
     journal: EventLog
     began: float
+    loaded: Callable[[], Mapping[str, Any]]
 
     def on_begin(self, module: Pretraining) -> None:
         progress, note = module.progress, self.journal.note
@@ -96,6 +98,7 @@ class Story(RunCallback):
         if progress.step == 0:
             note("start", progress, "a run begins", where, seconds=seconds)
             return
+        where |= self.loaded()
         note("resume", progress, "a checkpoint was found", where, seconds=seconds)
         if changed := self.folder.changes_at(progress.step):
             note("changed_setting", progress, "the user set other values", changed)

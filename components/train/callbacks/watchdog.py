@@ -98,7 +98,8 @@ class Watching(RunCallback):
             )
             text += "sizes; if that is often so, set a larger bound, or null"
             self._tell(module, "expert_bound", text, {"pairs": pairs, "bound": bound})
-        if module.is_due(module.recipe.checkpoint.every_tokens) or module.stopping:
+        saves = module.is_due(module.recipe.checkpoint.every_tokens)
+        if saves or module.is_local_due or module.stopping:
             self._compare(module, module.progress.step)
 
     def on_begin(self, module: Pretraining) -> None:

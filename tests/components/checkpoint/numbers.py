@@ -35,6 +35,9 @@ class Counted:
     def tensors(self) -> dict[str, Tensor]:
         return self._tensors
 
+    def share(self) -> dict[str, Tensor]:
+        return self._tensors
+
     def fill(self, read: Read, saved: Collection[str], *, fresh_optimizer: bool) -> None:
         read(self._tensors)
 
