@@ -170,9 +170,8 @@ def find_failure(
     killed = next((m for m in kills if not _ASKED_TO_END.search(m["what"])), None)
     error = next(iter(read_errors(ranks)), None)
     if (lost := _LOST.search(log)) and not (error is not None and error.is_own):
-        node = next((node for node in nodes if node.split(".")[0] == lost["node"]), None)
-        named = () if node is None else (node,)
-        return Failure(why=f"node {lost['node']} was lost", nodes=named, of_node=True)
+        left_out = _as_listed([lost["node"]], nodes)
+        return Failure(why=f"node {lost['node']} was lost", nodes=left_out, of_node=True)
     if error is not None and (error.is_own or killed is None):
         text = error.message
         if (soft := soft_failure(text)) is not None:

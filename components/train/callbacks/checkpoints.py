@@ -1,5 +1,6 @@
 """When checkpoints are written and read; see `guarding` for what is done about a bad step."""
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field

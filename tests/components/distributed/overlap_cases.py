@@ -1,8 +1,8 @@
 """What passes hide of the exchange of data ranks, on a clock of its own.
 
-Our engine takes steps of a real decoder. Parts of layers take time forward, and each gradient by its
-numbers, twice as much; collectives by what they carry, one after another over a link on which
-those of a step take as long as the backward pass. Nothing is sent, and nothing waits.
+Our engine takes steps of a real decoder. Parts of layers take time forward, and each gradient
+by its numbers, twice as much; collectives by what they carry, one after another over a link on
+which those of a step take as long as the backward pass. Nothing is sent, and nothing waits.
 """
 
 from functools import partial
@@ -91,7 +91,7 @@ def graphs_of_layers(parts: Parts, layout: Layout) -> int:
 
 
 def watch(stage: Decoder, link: SimulatedLink, *, forward: float, backward: float) -> None:
-    """Let each part of a layer take its time forward, and each weight's gradient its own backward."""
+    """Let parts of layers take their time forward, and each weight's gradient its own."""
     layers: list[Any] = list(stage.layers.values())
     parts: list[nn.Module] = [part for layer in layers for part in (layer.attention, layer.mlp)]
     weights = list(stage.parameters())
