@@ -49,7 +49,8 @@ def test_ranks_start_with_their_node_s_copy_and_what_speaks_for_the_job_with_the
     everything = Path(machine["NOTES"]).read_text("utf-8").splitlines()
     looks = f"{node}/code:{tmp_path}:/modules 1 own python -m components.preflight {job.run}"
     assert (looks in everything) == (job.preflight_seconds is not None)
-    assert f"python -m cluster.end {job.run} 7" in said
+    ended = f"python -m cluster.end {job.run} 7"
+    assert any(line.startswith(ended) for line in said)
     broadcast = [line for line in said if line.startswith("sbcast")]
     names = [f"sbcast kochbuch-{number}.{name}.tar" for name in ("venv", "code")]
     assert broadcast == ([] if words is MULA else names)
