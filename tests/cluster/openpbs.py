@@ -331,9 +331,11 @@ def mpiexec(words: list[str]) -> int:
 
 
 def _on(node: str) -> list[str]:
+    """Start a rank under its node's name; it ends with this launcher, as PALS's do."""
     if "OPENPBS_HOSTS" not in os.environ:
         return []
-    return ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', node]
+    ends = ("setpriv", "--pdeathsig", "KILL")
+    return ["unshare", "--uts", *ends, "sh", "-c", 'hostname "$0" && exec "$@"', node]
 
 
 def split_options(words: list[str]) -> tuple[list[str], list[str]]:

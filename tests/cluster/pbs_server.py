@@ -57,7 +57,7 @@ MOM_FOLDERS = {
     **dict.fromkeys(("aux", "mom_logs"), 0o755),
     **dict.fromkeys(("mom_priv", "mom_priv/jobs", "mom_priv/hooks"), 0o751),
     **dict.fromkeys(("checkpoint", "mom_priv/hooks/tmp"), 0o700),
-    **dict.fromkeys(("spool", "undelivered"), 0o1777),
+    **dict.fromkeys(("spool", "undelivered", "tmp"), 0o1777),
 }
 SETTINGS = (
     "set server acl_roots=root@*",
@@ -186,7 +186,7 @@ class LocalPbs:
             (home / name).chmod(mode)
         shutil.copy(self.folder / "home" / "pbs_environment", home)
         config = home / "mom_priv" / "config"
-        config.write_text("$clienthost pbs\n$usecp *:/ /\n")
+        config.write_text(f"$clienthost pbs\n$usecp *:/ /\n$tmpdir /mnt/{node}/tmp\n")
         config.chmod(0o600)
         daemon = (str(self.root / "sbin" / "pbs_mom"), str(port), str(port + 1))
         self._start(node, "unshare", "--uts", "bash", "-c", MOM, "-", node, *daemon)
