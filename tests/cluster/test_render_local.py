@@ -7,7 +7,8 @@ import pytest
 
 from components.errors import RecipeError
 from components.train.callbacks.local_copies import job_folder
-from tests.cluster.test_render import MULA, TEUKEN, here, job_of, run, script_of, tidied
+from tests.cluster.jobs import job_of, script_of
+from tests.cluster.test_render import MULA, TEUKEN, here, run, tidied
 from tests.cluster.test_render import machine as machine
 
 
