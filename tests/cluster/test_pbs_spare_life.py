@@ -1,4 +1,4 @@
-"""A rank is killed under PBS, run by a stand-in: the same job goes on with a spare node."""
+"""A rank is lost under PBS, run by a stand-in: the same job goes on with a spare node."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ JOB = ("cluster.hours=0.5", "cluster.jobs=3", "cluster.site.spare_seconds=60")
 def test_a_killed_rank_s_node_is_left_out_and_the_same_job_goes_on(
     home: Path, machine: str
 ) -> None:
-    run, alone = home / "spared", home / "alone"
+    run = home / "spared"
     words = (*SMALL, *HERE, machine, *BUDGET, *JOB, "cluster.spare_nodes=1")
     assert act(home, *words, f"run={run}") == 0
     wait_until(run, lambda: len(entries(run, "checkpoint")) >= 2, 200)
@@ -68,7 +68,31 @@ def test_a_killed_rank_s_node_is_left_out_and_the_same_job_goes_on(
         "left_out": [bad],
     }
     tell_times(run, killed)
-    assert act(home, *SMALL, *BUDGET, f"run={alone}") == 0
+    assert_as_undisturbed(home, run)
+
+
+def test_a_node_whose_numbers_are_bad_is_left_out_and_the_same_job_goes_on(
+    home: Path, machine: str
+) -> None:
+    run = home / "soft"
+    fault = "guard.inject=[{fault: nan, rank: 1, step: 23}]"
+    words = (*SMALL, *HERE, machine, *BUDGET, *JOB, "cluster.spare_nodes=1", fault)
+    assert act(home, *words, "guard.non_finite.action=relaunch", f"run={run}") == 0
+    wait_until(run, lambda: status(run).state == "finished" and not status(run).queued, 400)
+    first, bad, spare, _ = openpbs.NODES
+    before, after = status(run).jobs
+    assert before.job == after.job
+    assert (before.bad_nodes, before.bad_step, before.tokens_at_end) == ((bad,), 23, 10_240)
+    assert "step 23, after 11,264 tokens: loss and gradient norm not finite" in before.why
+    assert after.nodes == (first, spare)
+    assert_as_undisturbed(home, run)
+
+
+def assert_as_undisturbed(home: Path, run: Path) -> None:
+    """Every step was taken, with the samples and the loss of a run that nothing happened to."""
+    alone = home / "alone"
+    if not alone.exists():
+        assert act(home, *SMALL, *BUDGET, f"run={alone}") == 0
     expected, found = entries(alone, "step"), entries(run, "step")
     again = {entry["step"]: entry for entry in found}
     assert sorted(again) == list(range(1, STEPS + 1))

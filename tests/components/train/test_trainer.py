@@ -81,6 +81,7 @@ def cluster(
         "smoke": False,
         "site": "none",
         "spare_nodes": 0,
+        "spare_fraction": 0.0,
         "preflight": "none",
         "imports": "shared",
     })
