@@ -175,7 +175,8 @@ def find_failure(
     if error is not None and (error.is_own or killed is None):
         text = error.message
         if (soft := soft_failure(text)) is not None:
-            named = _as_listed(soft.nodes, nodes)
+            places = {rank // per_node for rank in soft.ranks}
+            named = tuple(node for place, node in enumerate(nodes) if place in places)
             named = () if len(named) == len(nodes) > 1 else named  # all: it is none of them
             why = soft.text[:_LONGEST]
             return Failure(why=why, nodes=named, of_node=True, bad_step=soft.step)

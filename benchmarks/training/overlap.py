@@ -49,8 +49,8 @@ from components.model.moe import expert_layers, take_rows
 from components.terminal import console
 
 RESULT = RESULTS / "overlap.json"
-WARMUP_ROUNDS, ROUNDS = 1, 25
-SEQUENCES, LENGTH, BUCKET_ELEMENTS = 2, 384, 2**17
+WARMUP_ROUNDS, ROUNDS = 1, 9
+SEQUENCES, LENGTH, BUCKET_ELEMENTS = 8, 384, 2**17
 # Recipes at full size, and what is smaller of them.
 MODELS: dict[str, Any] = yaml.safe_load((ROOT / "benchmarks/data/overlap.yaml").read_text())
 VOCAB_SIZE = 1_024

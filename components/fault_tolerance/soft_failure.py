@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 # Of one data rank's forward pass: the ranks of a tensor or expert group share their sums.
 MOST_NODES = 64
-_PLACE = re.compile(r"(?P<node>[\w.-]+) \(rank [\d, ]+\)")
+_RANKS = re.compile(r"\(rank ([\d, ]+)\)")
 
 
 class NotFiniteError(RuntimeError):
@@ -28,14 +28,15 @@ class NotFiniteError(RuntimeError):
 
 @dataclass(frozen=True)
 class SoftFailure:
-    """What a `NotFiniteError` tells: its text, step, and the nodes suspected, if any.
+    """What a `NotFiniteError` tells: its text, step, and the ranks where it began, if known.
 
-    All ranks raise the same: which of them did so first says nothing.
+    All ranks raise the same: which of them did so first says nothing. Names of nodes in the
+    text are the hosts' own, which a scheduler may know by others.
     """
 
     text: str
     step: int
-    nodes: tuple[str, ...]
+    ranks: tuple[int, ...]
 
 
 def soft_failure(message: str) -> SoftFailure | None:
@@ -43,8 +44,8 @@ def soft_failure(message: str) -> SoftFailure | None:
     found = re.match(rf"{NotFiniteError.__name__}: (step (\d+), .*)", message)
     if found is None:
         return None
-    nodes = [place["node"] for place in _PLACE.finditer(found[1])]
-    return SoftFailure(text=found[1], step=int(found[2]), nodes=tuple(dict.fromkeys(nodes)))
+    ranks = (int(rank) for some in _RANKS.findall(found[1]) for rank in some.split(", "))
+    return SoftFailure(text=found[1], step=int(found[2]), ranks=tuple(ranks))
 
 
 def _where(ranks: Mapping[str, Sequence[int]]) -> str:

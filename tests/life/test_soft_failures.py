@@ -61,7 +61,7 @@ def test_the_run_ends_without_saving_names_the_node_and_goes_on_with_the_same_bi
     assert not (run / "results.json").exists()
     found = [soft_failure(error.message) for error in read_errors(run / "ranks")]
     assert found[0] is not None
-    assert (found[0].step, found[0].nodes) == (BAD_STEP, (NODE,))
+    assert (found[0].step, found[0].ranks) == (BAD_STEP, (1,))
     (event,) = entries(run, "relaunch")
     assert event["step"] == BAD_STEP - 1
     assert event["evidence"]["nodes"] == [NODE]
