@@ -8,6 +8,9 @@ optimizer. All take turns in one run; a turn takes as long as its slower rank. W
 
     1 - (with overlap - nothing sent) / (without overlap - nothing sent)
 
+Without overlap all is sent after the passes; of ZeRO 2, which with one microbatch sends what 1
+does, that is 1's time: alone it would wait for each bucket, under which the other rank computes.
+
 At ZeRO 3, which is torch's `fully_shard`, overlap is the device's, whose streams run side by
 side. A CPU has none, and no other way; there the link's own seconds stand for "without".
 
@@ -134,7 +137,7 @@ def sides_of(model: str, mesh: Mesh) -> dict[str, Step]:
     for name, zero in OURS.items():
         make = partial(our_step, mesh=mesh, zero=zero)
         sides[name] = make(copy.deepcopy(decoder), overlap=True)
-        if zero < 3:
+        if zero == 1:
             sides[LATE.format(name)] = make(copy.deepcopy(decoder), overlap=False)
         if zero != 2:  # which with one microbatch computes what 1 does
             sides[UNSENT.format(name)] = make(copy.deepcopy(decoder), overlap=True)
@@ -183,7 +186,7 @@ def row_of(model: str, gigabits: float, seconds: Seconds) -> dict[str, Any]:
     sides = {}
     for name, zero in OURS.items():
         none = medians[UNSENT.format("zero 3" if zero == 3 else "zero 1")]
-        late = none + exchange * 3 / 2 if zero == 3 else medians[LATE.format(name)]
+        late = none + exchange * 3 / 2 if zero == 3 else medians[LATE.format("zero 1")]
         best = min(PEERS[name], key=medians.__getitem__)
         sides[name] = {
             "seconds": medians[name],
