@@ -8,8 +8,8 @@ optimizer. All take turns in one run; a turn takes as long as its slower rank. W
 
     1 - (with overlap - nothing sent) / (without overlap - nothing sent)
 
-Without overlap all is sent after the passes; of ZeRO 2, which with one microbatch sends what 1
-does, that is 1's time: alone it would wait for each bucket, under which the other rank computes.
+Without overlap all is sent after the passes. ZeRO 2 sends with one microbatch what 1 does, so
+1's time stands for it: alone it waits for each bucket, while the other rank computes.
 
 At ZeRO 3, which is torch's `fully_shard`, overlap is the device's, whose streams run side by
 side. A CPU has none, and no other way; there the link's own seconds stand for "without".
