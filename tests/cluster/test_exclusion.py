@@ -69,7 +69,8 @@ def test_of_a_chain_whose_job_runs_only_those_that_wait_are_kept_off_a_node(
 def not_finite_on(jobs: Jobs, number: int, node: str) -> int:
     """Let a step be not finite in job ``number``, where the ranks of ``node`` begin it."""
     begin(jobs.folder.path, task(number))
-    error = NotFiniteError(step=9, tokens=4_096, cause="loss not finite", ranks={node: [4]})
+    ranks = {node: [4 * (int(node[-4:]) - 1)]}
+    error = NotFiniteError(step=9, tokens=4_096, cause="loss not finite", ranks=ranks)
     fail(jobs, 4, f"{type(error).__name__}: {error}")
     return end(jobs.folder.path, 1)
 
