@@ -50,6 +50,7 @@ def assert_equal(run: Path, other: Path) -> None:
     assert losses(run) == losses(other)
 
 
+@pytest.mark.long
 def test_a_killed_rank_costs_the_steps_after_the_last_local_copies(
     home: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def undisturbed(home: Path) -> Path:
     return home / "undisturbed"
 
 
+@pytest.mark.long
 def test_the_run_ends_without_saving_names_the_node_and_goes_on_with_the_same_bits(
     home: Path, undisturbed: Path, program: Program
 ) -> None:
