@@ -17,7 +17,7 @@ from components.distributed import collectives
 from components.distributed.devices import StateDtypes
 from components.distributed.weight_shards import WeightShard, local, rows_of
 
-GRADS_AHEAD = 4  # ranks are not equally quick, and two buckets under way left a link idle
+GRADS_AHEAD = 4  # of ZeRO 2: a rank that is ahead of others need not wait for them at once
 
 
 class BucketLayout:

@@ -117,4 +117,5 @@ def _called(stage: nn.Module) -> Iterator[nn.Module]:
             yield child
             continue
         for layer in child.children():
-            yield from [layer] if getattr(layer, "in_graph", False) else layer.children()
+            parts = [layer] if getattr(layer, "in_graph", False) else layer.children()
+            yield from (part for part in parts if list(part.parameters()))
