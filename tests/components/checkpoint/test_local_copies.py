@@ -20,8 +20,6 @@ from tests.components.checkpoint.test_checkpoint import LAYOUTS, PARTS
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-
 STEPS, END = 2, 4
 RUN = "one run"
 ROUNDED = Layout(
