@@ -6,7 +6,7 @@ efficient), ``native/mkldnn/xpu/Attention.cpp`` (oneDNN, which is ``overrideable
 ``aten/src/ATen``, and ``torch/nn/attention/flex_attention.py``.
 
     flash         CUDA, half precision; groups, dropout, context ranks
-    cudnn         CUDA, half precision; groups, dropout
+    cudnn         CUDA from Hopper on, half precision; groups, dropout
     efficient     CUDA; dropout, context ranks
     overrideable  Intel GPUs; no groups, no dropout
     flex          both; all of it, documents and ALiBi too

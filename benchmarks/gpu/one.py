@@ -7,6 +7,7 @@ whoever started it keeps its last words.
 """
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from benchmarks.entry import enter
 from benchmarks.gpu.cases import FILE, Found, GpuCase, read_cases
 from benchmarks.gpu.device import gib_of, memory_of, name_of, this_device
 from benchmarks.kept import circumstances
+from components.distributed.devices import device_type
+from components.train.ranks import allocator_variables
 
 FINISHED, OUT_OF_MEMORY = "finished", "out of memory"
 CONVENTION = (
@@ -64,6 +67,7 @@ def main(words: list[str]) -> int:
     options = dict(word.split("=", 1) for word in words[2:])
     cases = read_cases(Path(options.get("cases", FILE)), toy=options.get("scale") == "toy")
     (case,) = (one for one in cases if one.name == words[0])
+    os.environ |= allocator_variables(device_type("auto"), os.environ)  # as a run has it
     torch.set_num_threads(int(options.get("threads", torch.get_num_threads())))
     Path(words[1]).write_text(json.dumps(measure(case), indent=1) + "\n", "utf-8")
     return 0

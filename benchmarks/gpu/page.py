@@ -22,12 +22,12 @@ WRITER = "python -m benchmarks.gpu.page"
 NONE = "not measured"
 GIB = 2**30
 STEPS = """\
-| Case | Tokens/s | Planned | TFLOP/s full, causal | GiB | Dry run | Planned | J/token | Graph |
-|---|---:|---:|---:|---:|---:|---:|---:|---:|
+| Case | On | Tokens/s | Planned | TFLOP/s full, causal | GiB | Dry run | Plan | J/token | Graph |
+|---|---|---:|---:|---:|---:|---:|---:|---:|---:|
 """
 TURNS = """\
-| Case | Ways | Seconds of the first by those of the second |
-|---|---|---:|
+| Case | On | Ways | Seconds of the first by those of the second |
+|---|---|---|---:|
 """
 Found = dict[str, Any]
 
@@ -69,6 +69,7 @@ def _tokens(case: GpuCase) -> int:
 def _cells(result: Found | None, ahead: Found, tokens: int) -> Iterator[str]:
     found = (result or {}).get("found", {})
     missing = NONE if result is None else result["outcome"]
+    yield _device(result)
     speed, peak = found.get("tokens_per_second"), found.get("peak_bytes")
     seconds = ahead.get("plan_step_seconds")
     yield f"{speed:,.0f}" if speed else missing
@@ -88,7 +89,13 @@ def _turn(case: GpuCase, result: Found | None) -> str:
     told = NONE if result is None else result["outcome"]
     if ratio:
         told = f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
-    return table_line([f"`{case.name}`", ", ".join(case.settings["ways"]), told])
+    ways = ", ".join(case.settings["ways"])
+    return table_line([f"`{case.name}`", _device(result), ways, told])
+
+
+def _device(result: Found | None) -> str:
+    """Name the device by its model alone."""
+    return "" if result is None else result["device"].removeprefix("NVIDIA ").partition(" ")[0]
 
 
 def main() -> int:

@@ -17,7 +17,8 @@ from benchmarks.gpu.ours import OurStep, compose
 from benchmarks.paired import paired_ratio
 from components.config.schema.recipe import Recipe
 
-WARMUP, TIMED = 3, 10
+WARMUP, TIMED = 2, 6
+PAIRS = 10  # of steps in turns
 OURS = "ours"
 Found = dict[str, Any]
 
@@ -44,7 +45,7 @@ def alone(
 
 
 def turns(
-    words: Sequence[str], ways: Sequence[str], warmup: int = WARMUP, timed: int = TIMED
+    words: Sequence[str], ways: Sequence[str], warmup: int = WARMUP, timed: int = PAIRS
 ) -> Found:
     """Take steps two ways in turns and compare them pair by pair; below 1 the first wins."""
     device, recipe = this_device(), compose(words)

@@ -11,6 +11,7 @@ computes nothing, makes and saves the tensors that the device's kernel would.
     Adam                        its update of all parameters at once
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -67,6 +68,14 @@ class Answers(OperatorWatch):
         return dtype is torch.bool or (1.0 if dtype.is_floating_point else 1)
 
 
+class _WideSums(OperatorWatch):
+    """Answer for a product that is added to a wider sum: fake tensors of torch 2.11 cannot."""
+
+    @override
+    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return kwargs["out"] if func is operators.ADD_TO_WIDER else func(*args, **kwargs)
+
+
 class NoBatches(StepBatches):
     """Stand for samples that nobody reads: a dry run makes its batches itself."""
 
@@ -82,6 +91,7 @@ def trainer_of(recipe: Recipe) -> Trainer:
     """Make what a module asks for its mesh, that of the default group; nothing is fitted."""
     degrees = recipe.parallelism
     order, aware = degrees.rank_order, degrees.expert_aware
+    warnings.filterwarnings("ignore", message="GPU available but not used")  # nothing is fitted
     strategy = MeshStrategy(degrees)
     strategy.mesh = build_mesh("cpu", degrees_of(degrees), order, expert_aware=aware)
     return Trainer(
@@ -132,6 +142,7 @@ def device_kernels(kind: str) -> Iterator[None]:
     By name, as torch's mode for functions is off while a backward pass recomputes a layer.
     """
     with (
+        _WideSums(),
         patch.object(attention, "device_kind", lambda tensor: kind),
         patch.object(attention_kernels, "scaled_dot_product", _attend),
         patch.object(attention_kernels, "flex", _flex),

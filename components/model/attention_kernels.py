@@ -29,12 +29,15 @@ _SDPA = {
 
 
 def _lacking(device: str) -> Sequence[Backend]:
-    """List backends that this machine's device is too old for: before Ampere, flash and cuDNN.
+    """List backends that this machine's device is too old for: cuDNN's are made for Hopper.
 
     A fake tensor may say that it is on a device where there is none, which is then a new one.
     """
-    real = device == "cuda" and torch.cuda.is_available()
-    return ("flash", "cudnn") if real and torch.cuda.get_device_capability() < (8, 0) else ()
+    if device != "cuda" or not torch.cuda.is_available():
+        return ()
+    least: dict[Backend, tuple[int, int]] = {"flash": (8, 0), "cudnn": (9, 0)}
+    here = torch.cuda.get_device_capability()
+    return tuple(backend for backend, capability in least.items() if here < capability)
 
 
 _once: Any = torch.compiler.assume_constant_result  # a graph asks when it is made

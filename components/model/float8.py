@@ -70,6 +70,8 @@ def _torchao() -> Any:
     # It tells that it skips them, and torch that it registers a type twice.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    old_name = r"torch\.get_autocast_gpu_dtype"  # which it calls
+    warnings.filterwarnings("ignore", old_name, DeprecationWarning)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # where nobody compiled it before
         import torchao.float8

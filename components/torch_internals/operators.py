@@ -40,6 +40,8 @@ CAST: Any = _aten._to_copy
 """What `Tensor.to` calls where the dtype changes."""
 READ_NUMBER: Any = _aten._local_scalar_dense
 """What `Tensor.item` calls."""
+ADD_TO_WIDER: Any = _aten.addmm.dtype_out
+"""What `torch.addmm` calls where it is given a wider sum to add to."""
 WAIT: Any = torch.ops._c10d_functional.wait_tensor
 """The end of a functional collective."""
 # A build may lack the library, or the parts of it that torch uses.

@@ -143,6 +143,7 @@ def make_trainer(
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # a login node
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
+    warnings.filterwarnings("ignore", message="GPU available but not used")  # asked for so
     return Trainer(
         accelerator=devices.device_type(recipe.cluster.device),
         devices=recipe.cluster.devices_per_node,

@@ -39,7 +39,12 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
             }
             for name, (what, seconds) in cases.items()
         }
-        tree = {"seconds": 60, "words": {}, "toys": {}, "parts": {"A": part}}
+        tree = {
+            "seconds": 60,
+            "words": {},
+            "toys": {},
+            "parts": {"T": part},
+        }  # none that has kept results
         file = tmp_path / "cases.yaml"
         file.write_text(yaml.safe_dump(tree, sort_keys=False))
         return file
@@ -48,11 +53,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def words_for(file: Path, *words: str) -> list[str]:
-    return ["part=A", f"cases={file}", f"out={file.parent}", "scale=toy", *words]
+    return ["part=T", f"cases={file}", f"out={file.parent}", "scale=toy", *words]
 
 
 def results(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((file.parent / "A.json").read_text("utf-8"))
+    found: dict[str, Any] = json.loads((file.parent / "T.json").read_text("utf-8"))
     return found
 
 
@@ -126,7 +131,7 @@ def test_a_case_that_the_minutes_cut_off_has_no_result(
 ) -> None:
     file = write({"slow": ("hangs", 2)})
     assert main(words_for(file, "minutes=0.05")) == 1
-    assert not (file.parent / "A.json").exists()
+    assert not (file.parent / "T.json").exists()
     assert "want of time: slow" in capsys.readouterr().out
 
 

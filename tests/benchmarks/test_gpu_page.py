@@ -22,13 +22,14 @@ def test_a_case_stands_beside_its_prediction(
 ) -> None:
     case = next(one for one in read_cases() if predict.is_ours(one))
     found = {"tokens_per_second": 8192.0, "teraflops_full": 400.4, "teraflops_causal": 350.2}
-    result = {"device": "a GPU", "outcome": "finished", "found": {**found, "peak_bytes": 2**34}}
+    found |= {"peak_bytes": 2**34}
+    result = {"device": "NVIDIA H100 80GB HBM3", "outcome": "finished", "found": found}
     ratio = {
         "found": {"ratio": {"median": 0.9, "low": 0.8, "high": 1.0}},
         "outcome": "finished",
     }
     (tmp_path / "gpu").mkdir()
-    kept = {case.name: result, "turns-amp": {**ratio, "device": "a GPU"}}
+    kept = {case.name: result, "turns-amp": {**ratio, "device": "NVIDIA H200"}}
     (tmp_path / "gpu" / "B.json").write_text(json.dumps(kept))
     told = {
         "words": case.settings["words"],
@@ -40,9 +41,11 @@ def test_a_case_stands_beside_its_prediction(
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
     monkeypatch.setattr(pages, "FILE", file)
     text = page(PAGE.read_text("utf-8"))
-    assert f"| `{case.name}` | 8,192 | 4,096 | 400; 350 | 16.0 | 32.0 | 8.0 |  |  |\n" in text
-    assert "| `turns-amp` | ours, titan.TitanLlama:amp | 0.900 (0.800 to 1.000) |\n" in text
-    assert "On: a GPU." in text
+    row = f"| `{case.name}` | H100 | 8,192 | 4,096 | 400; 350 | 16.0 | 32.0 | 8.0 |  |  |\n"
+    assert row in text
+    row = "| `turns-amp` | H200 | ours, titan.TitanLlama:amp | 0.900 (0.800 to 1.000) |\n"
+    assert row in text
+    assert "On: NVIDIA H100 80GB HBM3, NVIDIA H200." in text
 
 
 def test_predictions_want_a_profile() -> None:

@@ -146,8 +146,8 @@ def test_a_product_of_16_bits_is_added_to_a_wide_sum_by_one_kernel_that_is_count
 
 
 def test_the_host_is_told_of_an_even_load_and_of_a_device_s_blocks() -> None:
-    small, wide = torch.zeros(2_000, 8), torch.zeros(2**20, 8)
-    assert len(list(loss.blocks(small, wide))) == 8
+    small, wide = torch.zeros(4_000, 8), torch.zeros(2**20, 8)
+    assert len(list(loss.blocks(small, wide))) == 16
     counts = torch.tensor([3, 5])
     with device_kernels("cuda"), even_load():
         assert len(list(loss.blocks(small, wide))) == 2

@@ -240,7 +240,8 @@ def case(**other: Any) -> AttentionCase:
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [
-        (case(), "flash"),
+        (case(), "cudnn"),
+        (case(head_dim=192), "flash"),
         (case(grouped=True, dropout=True, mask="offset"), "flash"),
         (case(dtype="float32"), "efficient"),
         (case(dtype="float32", grouped=True), "flex"),
@@ -254,12 +255,11 @@ def case(**other: Any) -> AttentionCase:
     ],
 )
 def test_the_first_of_the_order_that_can_is_taken(wanted: AttentionCase, found: str) -> None:
-    assert serving(("flash", "efficient", "overrideable", "flex"), wanted)[0] == found
+    assert serving(("cudnn", "flash", "efficient", "overrideable", "flex"), wanted)[0] == found
 
 
 def test_the_order_decides_between_those_that_can() -> None:
-    assert serving(("cudnn", "flash"), case())[0] == "cudnn"
-    assert serving(("cudnn", "flash"), case(head_dim=192))[0] == "flash"
+    assert serving(("flash", "cudnn"), case())[0] == "flash"
     assert serving(("flex", "flash"), case())[0] == "flex"
     assert serving(("flex", "math"), case(dtype="float64")) == ("math",)
 
@@ -312,12 +312,14 @@ def test_an_order_names_each_backend_once(order: list[str], message: str) -> Non
         AttentionCore(dropout=0.0, backends=order)  # type: ignore[arg-type]  # it is wrong
 
 
-def test_flash_and_cudnn_are_left_out_before_ampere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_left_out_on_devices_before_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
     assert attention_kernels.lacking("cuda") == ("flash", "cudnn")
     assert attention_kernels.lacking("xpu") == ()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert attention_kernels.lacking("cuda") == ("cudnn",)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     assert attention_kernels.lacking("cuda") == ()
 
 
