@@ -22,7 +22,7 @@ WRITER = "python -m benchmarks.gpu.page"
 NONE = "not measured"
 GIB = 2**30
 STEPS = """\
-| Case | On | Tokens/s | Planned | TFLOP/s full, causal | GiB | Dry run | Plan | J/token | Graph |
+| Case | On | Tokens/s | Plan | TFLOP/s full, causal | GiB | Dry run | Plan | J/token | Graph |
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|
 """
 TURNS = """\

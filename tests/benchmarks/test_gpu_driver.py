@@ -139,7 +139,7 @@ def test_a_device_that_is_too_small_is_spared_the_case(
     write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write({"large": ("finds", 60)})
-    large = GpuCase(name="large", part="A", runs="", seconds=1, least_gib=100, settings={})
+    large = GpuCase(name="large", part="T", runs="", seconds=1, least_gib=100, settings={})
     monkeypatch.setattr(drive, "read_cases", lambda *_, **__: [large])
     monkeypatch.setattr(drive, "device_here", lambda: {"name": "a small one", "gib": 79.0})
     assert main(words_for(file)) == 0
