@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from command.arguments import ROOT, Arguments, read_point
+from command.arguments import ROOT, Arguments, parse_word, read_point
 from command.outcome import Status
 from command.recipe.lock_file import check_recipe_place
 from command.recipe.yaml_file import read_data
-from command.study.schema import RECIPE, ListedStudy, Point, SearchStudy
+from command.study.schema import RECIPE, ListedStudy, Point, SearchStudy, Value
 from command.study.study_file import check_study, varied
 from command.sweep import STUDY, as_folder, folder_of_runs, named_after, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
@@ -36,7 +37,7 @@ class StudyRequest:
         """Ask for a point as the command line would; a key that the user names is his."""
         named = {word.partition("=")[0] for word in self.words}
         values = {RECIPE: self.study.recipe, **self.study.values(point)}
-        own = {key: value for key, value in values.items() if key not in named}
+        own = {key: _read(key, value) for key, value in values.items() if key not in named}
         words = list(self.words)
         if RECIPE in own:
             recipe = check_recipe_place(str(own.pop(RECIPE)), f"{self.study.name}.recipe")
@@ -50,6 +51,13 @@ class StudyRequest:
         """Name the keys in the study's order: a journal gives them back in another."""
         keys = varied(self.study)
         return self.folder / as_folder(f"{key}={point[key]}" for key in keys)
+
+
+def _read(key: str, value: Value) -> Any:
+    """Read a text in braces as the command line does: a part of a recipe, of several keys."""
+    if isinstance(value, str) and value.startswith("{"):
+        return parse_word(f"{key}={value}").value()
+    return value
 
 
 def ask(words: Sequence[str]) -> StudyRequest:

@@ -23,7 +23,8 @@ from command.arguments import ROOT
 SVG = "{http://www.w3.org/2000/svg}"
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 # Their rows are stamped with a recipe's fingerprint, or rehearse and compare no speed.
-NO_SPEED = {"chaos", "dryruns", "local_copies", "masters", "miniatures", "parity", "versions"}
+NO_SPEED = {"chaos", "dryruns", "local_copies", "masters", "miniatures", "parity"}
+NO_SPEED |= {"tables", "versions"}
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,10 @@ OUT = "OOM"
 TEUKEN_LAYOUT = {TENSOR: 2, PIPELINE: 2, DATA: 128}
 # Devices that the sources name for all points of a study together.
 DEVICES = {"bloom_shapes": 384, "bloom_topology": 384}
+# Figures that count tensor ranks; beside them are replicas alone.
+AXES = {"playbook_tensor", "smng_p2_tensor"}
 # Last points that cannot be planned, and what the refusal names: 70 layers have no 72 stages.
-REFUSED = {"bloom_nodes": "72"}
+REFUSED = {"bloom_nodes": "72", "playbook_pipeline": "28"}  # and 28 layers no 32
 
 
 @cache
@@ -142,6 +144,48 @@ def test_megatron_on_juwels() -> None:
     ]
 
 
+def test_axes_of_the_ultra_scale_playbook() -> None:
+    """Figures of the playbook's Space; those of pipelines are read off a picture."""
+    assert published("playbook_data", DATA, MICROBATCH) == [
+        (8, 2, 40_149.94),
+        (16, 1, 37_609.69),
+        (32, 1, 35_367.61),
+        (64, 1, 31_112.23),
+        (128, 2, 26_446.44),
+        (256, 1, 15_700.38),
+    ]
+    scattered = "parallelism.sequence_parallel"
+    assert published("playbook_tensor", TENSOR, scattered, MICROBATCH) == [
+        (2, False, 3, 13_923),
+        (4, False, 8, 12_421),
+        (8, False, 12, 10_903),
+        (16, False, 16, 6_246),
+        (32, False, 20, 2_146),
+        (2, True, 4, 14_167),
+        (4, True, 10, 13_460),
+        (8, True, 20, 10_889),
+        (16, True, 40, 6_159),
+        (32, True, 100, 3_610),
+    ]
+    assert published("playbook_pipeline", PIPELINE, "microbatches") == [
+        (2, 32, 15_300),
+        (4, 32, 13_850),
+        (8, 32, 11_650),
+        (16, 32, 7_850),
+        (32, 32, 3_750),
+        (2, 1, 7_400),
+        (4, 3, 8_000),
+        (8, 7, 7_900),
+        (16, 15, 6_700),
+        (32, 31, 3_700),
+    ]
+
+
+@pytest.mark.parametrize("name", ["smng_p2_tensor", "smng_p2_pipeline"])
+def test_what_could_not_be_read_is_not_quoted(name: str) -> None:
+    assert listed(name).published.values == ()
+
+
 def test_teuken_quotes_no_rate_and_plans_the_published_layout() -> None:
     study = listed("teuken_scaling")
     assert study.published.values == ()
@@ -170,7 +214,10 @@ def test_the_recipe_of_a_point_is_on_as_many_devices_as_the_figure_says(name: st
         }
         said = {key: value for key, value in study.shown(point).items() if key in counts}
         assert said == {key: counts[key] for key in said}
-        assert said or name in DEVICES
+        assert said or name in {*DEVICES, *AXES}
+        if name in AXES:
+            degrees = recipe.parallelism
+            assert recipe.derived.ranks == degrees.data * degrees.tensor
         assert recipe.derived.ranks == DEVICES.get(name, recipe.derived.ranks)
 
 
@@ -194,8 +241,9 @@ def test_what_a_study_says_of_its_plans_is_what_they_say(name: str) -> None:
     said = re.search(r"(\d+) %(?: \w+){0,2} at the median", study.why)
     if middle is None:
         assert said is None
-        (teuken,) = (one for one in tried if one.point == TEUKEN_LAYOUT)
-        assert f"{teuken.planned:,.0f}" in study.why
+        assert "plans alone" in study.why
+        for teuken in (one for one in tried if one.point == TEUKEN_LAYOUT):
+            assert f"{teuken.planned:,.0f}" in study.why
     else:
         assert said is not None
         assert int(said[1]) == round(100 * middle)

@@ -71,6 +71,21 @@ def shipped(name: str) -> dict[str, Any]:
     return tree
 
 
+def test_a_text_in_braces_sets_the_keys_of_a_part(tmp_path: Path) -> None:
+    part = "{_target_: components.model.positions.Learned, num_positions: 64}"
+    file = tmp_path / "rates.yaml"
+    points = {"grid": {"model.positions": [part, "{_target_: a.Other}"]}}
+    tree = RATES | points | {"products": {"budget.total_tokens": [512]}}
+    tree["published"] = RATES["published"] | {"values": []}
+    tree["figure"] = RATES["figure"] | {"x": ["model.positions"]}
+    file.write_text(yaml.safe_dump(tree))
+    asked = ask([f"study={file}"])
+    assert isinstance(asked.study, ListedStudy)
+    values = asked.arguments_of(asked.study.points[0]).file_values
+    expected = {"_target_": "components.model.positions.Learned", "num_positions": 64}
+    assert values["model.positions"] == expected
+
+
 def test_a_planned_study_says_what_each_plan_says_against_the_baseline(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
