@@ -130,7 +130,7 @@ SHARES = {
 }  # fmt: skip
 
 
-# What the card, the training's README and its chronicles, and the carbon study report of the 176B run.
+# What card, README, chronicles and carbon study report of the 176B run.
 REPORTED: dict[str, float] = {
     "unique_tokens": 350e9,
     "devices": 384,

@@ -120,7 +120,7 @@ SUBSETS = {
     "algebraic_stack": 12.6,
     "wiki": 3.69,
 }
-# Table 3: how many times faster are both, FSMOE in both passes and a step, EPSO in its part and a step.
+# Table 3, times as fast: both, FSMOE in both passes and a step, EPSO in its part and a step.
 FIGURES = (
     "step_speedup",
     "fsmoe_pass_speedup",

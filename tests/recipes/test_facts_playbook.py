@@ -87,7 +87,7 @@ LAYOUTS = {
     "playbook80b": (4, 8, 4, 1, 1, 64),
     "playbook469b": (4, 32, 4, 1, 2, 32),
 }
-# Tokens a second and GPU, model TFLOP/s, GiB reserved: what the campaign measured of the layout.
+# Tokens a second and GPU, model TFLOP/s, GiB reserved, as measured of the layout.
 MEASURED = {
     "playbook1b": (40_149.94, 388.0, 50.18),
     "playbook3b": (16_426.09, 421.64, 56.87),
