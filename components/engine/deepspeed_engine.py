@@ -25,9 +25,10 @@ class DeepSpeedEngine(Engine):
     """Train by ZeRO 0 to 3 over the data ranks, with the recipe's own optimizer.
 
     In float32 it computes what the mesh engine does. In bfloat16 and float16 the weights that
-    the model computes with are themselves in that dtype, and so is the residual stream, which
-    the mesh engine keeps in float32; the float32 weights that the optimizer updates start from
-    the same values. From ZeRO 1 on a norm that is not finite skips the step in any precision.
+    the model computes with are themselves in that dtype, and so is the residual stream, as in
+    the mesh engine, which computes under autocast; the float32 weights that the optimizer
+    updates start from the same values. From ZeRO 1 on a norm that is not finite skips the step
+    in any precision.
     Every rank's device holds the whole model once, at the start.
 
     Raises:

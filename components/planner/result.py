@@ -151,7 +151,17 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
     )
     # As sources name them. The rates that papers print count the whole attention and what they
     # recompute.
+    derived, checkpoints = recipe.derived, getattr(plan.bill, "checkpoints", None)
     predictions = {
+        "parameters": derived.parameters.total,
+        "active_parameters": derived.parameters.active,
+        "total_tokens": recipe.budget.total_tokens,
+        "tokens_per_step": derived.tokens_per_step,
+        "microbatches_per_step": derived.microbatches_per_step,
+        "steps": derived.steps,
+        "devices": derived.ranks,
+        "checkpoint_bytes": getattr(checkpoints, "bytes", None),
+        "checkpoint_seconds": getattr(checkpoints, "write_seconds", None),
         "memory_bytes": memory.peak_bytes,
         "step_seconds": getattr(time, "step_seconds", None),
         "tokens_per_second_per_device": getattr(time, "tokens_per_second_per_device", None),

@@ -211,6 +211,7 @@ def _measured_quantities(entry: ReportEntry) -> dict[str, float]:
     named: dict[str, Any] = {
         **flat(run.derived),
         "parameters": run.derived["parameters"].get("total"),
+        "active_parameters": run.derived["parameters"].get("active"),
         "devices": run.derived["ranks"],
         "steps": out.steps,
         "tokens": out.tokens,

@@ -130,6 +130,44 @@ SHARES = {
 }  # fmt: skip
 
 
+# What card, README, chronicles and carbon study report of the 176B run.
+REPORTED: dict[str, float] = {
+    "unique_tokens": 350e9,
+    "devices": 384,
+    "spare_devices": 32,
+    "step_seconds": 105,
+    "tokens_per_second_per_device": 103.8,
+    "tflops_per_device": 149.02,
+    "memory_bytes": 60e9,
+    "checkpoint_bytes": 2_300 * 2**30,
+    "checkpoint_seconds": 40,
+    "weights_bytes": 329 * 2**30,
+    "months": 3.5,
+    "device_hours": 1_082_990,
+    "energy_kwh": 433_196,
+    "idle_energy_kwh": 256_646,
+    "carbon_tonnes": 24.7,
+    "carbon_tonnes_in_all": 50.5,
+    "training_loss": 1.939,
+    "held_out_loss": 2.061,
+    "perplexity": 7.045,
+    "arc_challenge": 0.411,
+    "arc_easy": 0.726,
+}
+# Accuracy of the 7.1B model's last checkpoint, to three places.
+SCORES = {
+    "arc_challenge": 0.302901023890785,
+    "arc_easy": 0.6498316498316499,
+    "boolq": 0.6278287461773701,
+    "copa": 0.72,
+    "headqa": 0.29540481400437635,
+    "hellaswag": 0.4629555865365465,
+    "lambada": 0.5761692218125364,
+    "logiqa": 0.20430107526881722,
+}
+COUNTED = {"parameters", "total_tokens", "steps", "tokens_per_step", "devices"}
+
+
 @pytest.mark.parametrize("name", HOMES)
 def test_all_sizes_share_what_the_scripts_share(name: str) -> None:
     assert {path: value(name, path) for path in COMMON} == COMMON
@@ -236,6 +274,30 @@ def test_flops_give_the_published_rate_at_the_published_step_time() -> None:
     assert hardware * tokens / 384 / 105.22 / 1e12 == pytest.approx(149.02, rel=1e-3)
     published = value("bloom176b", "recipe.published")
     assert published["tflops_per_device"]["value"] == 149.02
+
+
+def test_the_large_runs_figures_are_those_reported() -> None:
+    published = value("bloom176b", "recipe.published")
+    assert {name: published[name]["value"] for name in REPORTED} == REPORTED
+    assert set(published) == COUNTED | set(REPORTED)
+
+
+def test_sizes_of_files_that_sources_give_in_gb_are_in_gib() -> None:
+    """14 bytes a parameter, and 2 of the weights: within a fifth of a per cent."""
+    count = value("bloom176b", "derived.parameters.total")
+    published = value("bloom176b", "recipe.published")
+    for figure, each in (("checkpoint_bytes", 14), ("weights_bytes", 2)):
+        assert published[figure]["value"] == pytest.approx(each * count, rel=3e-3)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_model_carries_its_own_figures_alone(name: str) -> None:
+    published = value(name, "recipe.published")
+    scores = {figure: round(score, 3) for figure, score in SCORES.items()}
+    own = scores if name == "bloom7b1" else {}
+    found = {figure: published[figure]["value"] for figure in set(published) - COUNTED}
+    assert found == own
+    assert published["tokens_per_step"]["value"] == value(name, "derived.tokens_per_step")
 
 
 def test_the_miniature_reads_every_language_that_has_text() -> None:

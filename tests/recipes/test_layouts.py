@@ -30,6 +30,10 @@ def compose(name: str, *words: str) -> Recipe:
     return compose_recipe(read_point([f"recipe={name}", *words]))
 
 
+# None of the seven measured layouts of this size has its tensor groups inside nodes.
+ACROSS_NODES = {"playbook469b"}
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_published_layout_keeps_every_rule_and_tensor_groups_inside_nodes(
     name: str,
@@ -37,7 +41,8 @@ def test_the_published_layout_keeps_every_rule_and_tensor_groups_inside_nodes(
     home = compose(name, "scale=full").home
     recipe = compose(name, f"cluster={home}")
     assert recipe.cluster.ranks == recipe.cluster.nodes * recipe.cluster.devices_per_node
-    assert warnings_of(recipe) == ()
+    told = ["lie on several nodes" in warning for warning in warnings_of(recipe)]
+    assert told == [True] * (name in ACROSS_NODES)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,33 @@ def test_the_json_object_has_what_is_promised(capsys: pytest.CaptureFixture[str]
     assert {"assumed", "missing"} <= tree.keys()
 
 
+def test_what_a_plan_counts_stands_beside_what_is_published() -> None:
+    tree = plan_tree(at_home("bloom176b"))
+    published, written = tree["published"], tree["bill"]["checkpoints"]
+    beside = {name: published[name]["predicted"] for name in ("parameters", "devices", "steps")}
+    assert beside == {"parameters": 176_247_271_424, "devices": 384, "steps": 95_000}
+    for figure, own in (("bytes", written["bytes"]), ("seconds", written["write_seconds"])):
+        item = published[f"checkpoint_{figure}"]
+        assert item["predicted"] == own == pytest.approx(item["value"], rel=2e-3)
+    assert "predicted" not in published["spare_devices"]
+    half = plan_tree(at_home("playbook80b", "parallelism.data=2"))["published"]
+    assert half["devices"]["deviation"] == -0.5
+
+
+@pytest.mark.parametrize(
+    "name", ["teuken7b", "bloom176b", "mula7b_a1b", "gpt175b", "playbook80b"]
+)
+def test_plan_and_show_print_every_published_figure(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = at_home(name)
+    words = [f"recipe={name}", f"cluster={recipe.cluster.name}"]
+    for asked in (["action=plan"], ["action=show"], ["action=show", "full=true"]):
+        assert perform(asked[0].partition("=")[2], read_point([*words, *asked])).status == 0
+        shown = capsys.readouterr().out.split()
+        assert set(recipe.published) <= set(shown), asked
+
+
 def test_the_tables_show_every_stage_and_what_is_missing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

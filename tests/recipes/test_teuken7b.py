@@ -95,6 +95,8 @@ FACTS: dict[str, Any] = {
 }
 # GF a token in the sheet's own rounding, full and causal attention.
 FLOPS_PER_TOKEN = {"full": 51.16, "causal": 47.94}
+# Accuracy over 21 languages, of the card of v0.6.
+EU21 = {"arc": 0.558, "hellaswag": 0.619, "truthfulqa": 0.449, "mmlu": 0.453}
 LANGUAGES = sorted(file.stem for file in (ROOT / "corpora" / "eu24").glob("*.txt"))
 
 
@@ -137,3 +139,15 @@ def test_what_no_source_gives_is_marked_as_assumed(shown: dict[str, Any]) -> Non
     first = recipe["schedule"]["phases"]["first"]
     assert assumed["warmup_tokens"]["value"] == first["warmup_tokens"]
     assert not set(assumed) & set(recipe["published"])
+    # FineWeb-Edu joins the second phase; the recipe says that no share changes with it.
+    assert "FineWeb-Edu" in assumed["second_phase_shares"]["reason"]
+    assert recipe["data"]["phases"] == {}
+
+
+def test_scores_and_bytes_are_those_of_card_and_index(shown: dict[str, Any]) -> None:
+    published = shown["recipe"]["published"]
+    scores = [published[f"eu21_{task}"]["value"] for task in EU21]
+    assert scores == list(EU21.values())
+    assert published["eu21_average"]["value"] == round(sum(scores) / len(scores), 2) == 0.52
+    total = shown["derived"]["parameters"]["total"]
+    assert published["weights_bytes"]["value"] == 2 * total == 14_905_450_496

@@ -113,8 +113,11 @@ def test_published_figures_stand_beside_the_same_quantity_only(write_run):
 def test_groups_of_published_figures_are_walked(write_run):
     recipe = dict(load_entries([write_run("a")])[0].run.recipe)
     recipe["published"] = {"run": {"steps": {"value": 9, "unit": "steps", "source": "s"}}}
+    recipe["published"]["active_parameters"] = {"value": 2, "unit": "", "source": "s"}
     rows = _rows(figure_tables.published_grid(load_entries([write_run("b", recipe=recipe)])))
-    assert rows == {"run: steps": ("9 steps", "s", "60")}
+    active = derived_tree()["parameters"]["active"]
+    beside = {"active parameters": ("2", "s", f"{active:,} parameters")}
+    assert rows == {"run: steps": ("9 steps", "s", "60")} | beside
 
 
 def test_a_miniature_is_named_at_the_head_of_its_column(two_runs):

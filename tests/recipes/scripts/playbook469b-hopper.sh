@@ -5,7 +5,7 @@
 #SBATCH --ntasks-per-node=8
 #SBATCH --gres=gpu:8
 #SBATCH --time=00:40:00
-#SBATCH --signal=B:USR1@360
+#SBATCH --signal=B:USR1@420
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/path/to/kochbuch/runs/playbook469b-full/jobs/%j.log
@@ -30,7 +30,7 @@ python -m cluster.begin "$run" || exit $(($? != 3))
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
 
-trap 'touch "$run/stop"' USR1  # 360 s before the wall: the run saves and stops
+trap 'touch "$run/stop"' USR1  # 420 s before the wall: the run saves and stops
 # Compiled kernels and copies of Python go with the job.
 remove_from_nodes() { timeout 300 srun --kill-on-bad-exit=1 --wait=60 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap rm -rf "$node"; }
 trap remove_from_nodes EXIT
