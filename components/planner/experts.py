@@ -9,6 +9,7 @@ traffic: both copies that a layer keeps are moved ``SoftwareSpeed.traffic`` time
 through the code they are moved 20 bytes a number, for 2 x 2 x 4.75 = 19.
 """
 
+from math import sqrt
 from typing import NamedTuple
 
 from components.config.schema.cluster import Hardware
@@ -50,7 +51,7 @@ def load_factor(job: TrainingJob, speed: SoftwareSpeed) -> float:
     """
     if job.even_load or job.layout.expert == 1:
         return 1.0
-    beyond = (speed.fullest_expert - 1) / held_experts(job) ** 0.5
+    beyond = (speed.fullest_expert - 1) / sqrt(held_experts(job))
     return min(1 + beyond, float(job.layout.expert))
 
 

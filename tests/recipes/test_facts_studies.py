@@ -119,7 +119,7 @@ def test_speed_ups_of_mula() -> None:
 def test_the_plan_sees_each_column_of_table_3_within_15_per_cent(recipe: str) -> None:
     steps = {}
     for path, aware in product(("loop", "auto"), (False, True)):
-        point = {"recipe": recipe, PATH: path, AWARE: aware}
+        point: Point = {"recipe": recipe, PATH: path, AWARE: aware}
         time = plan_recipe(compose_recipe(asked("mula_table3").arguments_of(point))).time
         assert time is not None
         passes = time.microbatches + time.bubble
