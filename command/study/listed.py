@@ -39,18 +39,16 @@ class PointResult:
 
 
 def relative(study: ListedStudy, tried: Sequence[PointResult]) -> list[PointResult]:
-    """Divide each figure by that of the baseline, if the study names one."""
-    base = next((one for one in tried if one.point == study.base), None)
-    if base is None:
+    """Divide each figure by that of its baseline, if the study names one."""
+    if not study.baseline:
         return list(tried)
-    return [
-        replace(
-            one,
-            planned=_ratio(one.planned, base.planned),
-            measured=_ratio(one.measured, base.measured),
-        )
-        for one in tried
-    ]
+    found = []
+    for one in tried:
+        (base,) = (other for other in tried if other.point == study.base(one.point))
+        planned = _ratio(one.planned, base.planned)
+        measured = _ratio(one.measured, base.measured)
+        found.append(replace(one, planned=planned, measured=measured))
+    return found
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:

@@ -123,7 +123,11 @@ class StudyFigure(Section):
 
 
 class ListedStudy(Study):
-    """Points that are all tried, once; what is compared is divided by that of ``baseline``."""
+    """Points that are all tried, once; what is compared is divided by that of ``baseline``.
+
+    Where several points have its values, each point is divided by that of them which else has
+    its own.
+    """
 
     points: Annotated[tuple[FrozenMapping[Value], ...], Field(strict=False, min_length=1)]
     objective: Objective
@@ -141,11 +145,12 @@ class ListedStudy(Study):
         """Return what is published of the point."""
         return tuple(quote for quote in self.published.values if has_values(point, quote.at))
 
-    @property
-    def base(self) -> Point | None:
-        """The point that the others are divided by."""
-        bases = (p for p in self.points if self.baseline and has_values(p, self.baseline))
-        return next(bases, None)
+    def base(self, point: Point) -> Point | None:
+        """The point that this one is divided by."""
+        bases = [p for p in self.points if self.baseline and has_values(p, self.baseline)]
+        if len(bases) > 1:
+            bases = [base for base in bases if base == {**point, **self.baseline}]
+        return next(iter(bases), None)
 
 
 def has_values(point: Point, at: Point) -> bool:

@@ -139,7 +139,11 @@ def _mistakes_of_listed(study: ListedStudy) -> Mistakes:
         if point in study.points[:index]:
             yield f"points[{index}]", "is given twice", "keep it once"
     named = {f"published.values[{i}].at": q.at for i, q in enumerate(study.published.values)}
-    if study.baseline:
+    # Several divide a series each, if every point has one of them that is not itself alone.
+    several = all(map(study.base, study.points)) and any(
+        study.base(point) != point for point in study.points
+    )
+    if study.baseline and not several:
         named["baseline"] = study.baseline
     for path, at in named.items():
         count = sum(schema.has_values(point, at) for point in study.points)

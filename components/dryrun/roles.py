@@ -20,13 +20,13 @@ from typing import Any
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.planner import communication
+from components.planner.experts import repeats_experts
 from components.planner.job import BYTES, TrainingJob, job_of
 from components.planner.layer import head_product, layer_products
 from components.planner.memory import RankMemory, Verdict, fullest_of, verdict_of
 from components.planner.plan import Plan
 from components.planner.software import SoftwareSpeed
-from components.planner.states import rank_parameters
-from components.planner.time import again_fraction, gathered_bytes, reduced_bytes
+from components.planner.time import again_fraction, averaged_bytes
 from components.run.folder import RunFolder, create_run_folder
 from components.train.launch import ROOT
 from components.versions import TORCH, installed, release_of
@@ -138,23 +138,26 @@ def _play(folder: RunFolder, say: Callable[[str], None], role: Role) -> Found:
 
 def sent_bytes(job: TrainingJob, rank: int, speed: SoftwareSpeed) -> dict[str, float]:
     """Count what the plan has one pipeline rank send, by axis."""
-    layout, again, held = job.layout, again_fraction(job), rank_parameters(job, rank)
+    layout, again = job.layout, again_fraction(job)
     passed = layout.layers_of(rank) * job.microbatches
     repeated = layout.recomputed_of(rank) * job.microbatches
     tensor = speed.tensor_collectives * communication.tensor_bytes(job)
-    replicas = {axis: communication.group_of(layout, axis).size for axis in ("dense", "data")}
+    averaged = averaged_bytes(job, rank)
     sent = {
         "tensor": (passed + repeated * again[0] / 3) * tensor if layout.tensor > 1 else 0.0,
-        "expert": passed * communication.EXPERT_COLLECTIVES * communication.expert_bytes(job),
+        "expert": _between_experts(job, passed, repeated)
+        + sum(scattered for axis, scattered, _ in averaged if axis == "expert"),
         "context": (2 * passed + repeated * again[1]) * communication.context_bytes(job),
         "pipeline": _between_stages(job, rank),
-        "data": sum(
-            count(job, numbers, replicas[group])
-            for count in (reduced_bytes, gathered_bytes)
-            for numbers, group in ((held.dense, "dense"), (held.expert, "data"))
-        ),
+        "data": sum(sum(sent) for axis, *sent in averaged if axis != "expert"),
     }
     return {axis: count for axis, count in sent.items() if count}
+
+
+def _between_experts(job: TrainingJob, passed: int, repeated: int) -> float:
+    """Count tokens and results of all passes, and tokens once more for a repeated one."""
+    ways = passed * communication.EXPERT_COLLECTIVES + repeated * repeats_experts(job)
+    return ways * communication.expert_bytes(job)
 
 
 def _between_stages(job: TrainingJob, rank: int) -> float:

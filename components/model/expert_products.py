@@ -5,6 +5,7 @@ nothing: three grouped products do all experts. `sorted_products` multiplies exp
 """
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -39,16 +40,19 @@ def loop(
     matrices: Matrices,
 ) -> Float[Tensor, "tokens dim"]:
     """Mix the experts one after the other, as the formula reads."""
-    gate, up, down, activation, _ = matrices
     mixed = torch.zeros_like(tokens, dtype=_accumulation_dtype(tokens))
-    for expert in range(len(up)):
+    # Not by index, whose gradient is of the whole stack, once for each expert.
+    gates = repeat(None) if matrices.gate is None else matrices.gate.unbind()
+    stacks = zip(gates, matrices.up.unbind(), matrices.down.unbind(), strict=False)
+    for expert, (gate, up, down) in enumerate(stacks):
         rows, places = (experts == expert).nonzero(as_tuple=True)
-        widened = tokens[rows] @ up[expert].T
+        given = tokens[rows]
+        widened = given @ up.T
         if gate is None:
-            inner = activation(widened)
+            inner = matrices.activation(widened)
         else:
-            inner = activation(tokens[rows] @ gate[expert].T) * widened
-        outputs = (inner @ down[expert].T) * weights[rows, places, None]
+            inner = matrices.activation(given @ gate.T) * widened
+        outputs = (inner @ down.T) * weights[rows, places, None]
         mixed = mixed.index_add(0, rows, outputs.to(mixed.dtype))
     return mixed
 

@@ -129,6 +129,16 @@ def expert_seconds(job: TrainingJob, hardware: Hardware, computed: float) -> flo
     return max(2 * one + computed, way + of_one + one, 2 * way) - computed
 
 
+def repeated_seconds(job: TrainingJob, hardware: Hardware, computed: float) -> float:
+    """Return what a repeated pass of the experts takes longer: tokens go once more.
+
+    Their results do not come back: a repetition ends with what the backward pass needs.
+    """
+    parts = job.layout.expert_overlap
+    way = _gather_seconds(job, hardware, "expert", expert_bytes(job), calls=parts)
+    return max(way / parts + computed, way + computed / parts) - computed
+
+
 def context_seconds(job: TrainingJob, hardware: Hardware) -> float:
     """Gather the keys and values of a sequence once, or scatter their gradients once.
 

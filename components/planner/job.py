@@ -20,6 +20,7 @@ from components.config.stages import StagePlacement, splits_backward, style_of
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 Recompute = Literal["none", "selective", "full"] | tuple[str, ...]
+ExpertPath = Literal["grouped", "sorted", "loop"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ class TrainingJob:
     it reads the sums), the master copy and both moments of the optimizer. ``cast_bytes`` are
     kept of each weight for each microbatch in flight. ``reduce_bytes`` are sent of each
     gradient, ``gather_bytes`` of each weight; the gradient that a weight gets has as many.
-    A checkpoint has ``saved_bytes``.
+    A checkpoint has ``saved_bytes``. ``even_load`` says that routing is forced to be uniform.
     """
 
     shape: ModelShape
@@ -123,6 +124,8 @@ class TrainingJob:
     fused_attention: bool
     attention_passes: int
     compiled: bool = False
+    expert_path: ExpertPath = "grouped"
+    even_load: bool = False
 
     @property
     def tokens_per_step(self) -> int:
@@ -154,7 +157,18 @@ def job_of(recipe: Recipe) -> TrainingJob:
         fused_attention=attention_backends(recipe)[:1] != ("math",),
         attention_passes=attention_passes(recipe),
         compiled=parallelism.compile != "none",
+        expert_path=_expert_path(recipe),
+        even_load=recipe.model["mlp"].get("routing") == "uniform",
     )
+
+
+def _expert_path(recipe: Recipe) -> ExpertPath:
+    """Choose as `components.model.moe.Mixture` does, by the cluster's kind of device."""
+    if recipe.model["mlp"].get("path") == "loop":
+        return "loop"
+    # Torch has no grouped products for Intel's devices up to 2.14.
+    fast = recipe.cluster.device == "cuda" and _computed(recipe.precision) == "bfloat16"
+    return "grouped" if fast else "sorted"
 
 
 def _computed(precision: Precision) -> str:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from components.config.schema.cluster import Hardware
 from components.config.stages import V_SCHEDULES
 from components.errors import RecipeError
+from components.planner.experts import load_factor
 from components.planner.job import Recompute, TrainingJob
 from components.planner.schedule import round_microbatches
 from components.planner.software import SoftwareSpeed
@@ -141,12 +142,16 @@ class Product(NamedTuple):
         return 2.0 * self.rows * self.columns * self.depth * self.times
 
 
-def filled_fraction(product: Product, units: int) -> float:
-    """Return what part of the speed of a well-formed product this shape has."""
+def filled_fraction(product: Product, units: int, *, together: bool = False) -> float:
+    """Return what part of the speed of a well-formed product this shape has.
+
+    Products that a grouped one takes ``together`` fill the device's units from one queue.
+    """
     rows, columns = max(product.rows, 1.0), max(product.columns, 1.0)
-    tiles = ceil(rows / TILE_ROWS) * ceil(columns / TILE_COLUMNS)
+    times = product.times if together else 1.0
+    tiles = times * ceil(rows / TILE_ROWS) * ceil(columns / TILE_COLUMNS)
     started = ceil(tiles / units) * units
-    filled = rows * columns / (TILE_ROWS * TILE_COLUMNS) / started
+    filled = times * rows * columns / (TILE_ROWS * TILE_COLUMNS) / started
     aligned = product.columns % ALIGNED == 0 and product.depth % ALIGNED == 0
     return min(1.0, filled) * (1.0 if aligned else UNALIGNED_FRACTION)
 
@@ -171,8 +176,13 @@ def layer_products(job: TrainingJob) -> tuple[Product, ...]:
     )
 
 
-def _product_seconds(products: tuple[Product, ...], rate: float, units: int) -> float:
-    return sum(product.flops / (rate * filled_fraction(product, units)) for product in products)
+def _product_seconds(
+    products: tuple[Product, ...], rate: float, units: int, *, together: bool = False
+) -> float:
+    return sum(
+        product.flops / (rate * filled_fraction(product, units, together=together))
+        for product in products
+    )
 
 
 def _attention_seconds(
@@ -193,16 +203,51 @@ def _attention_seconds(
     return products + 4 * 2 * pairs / (hardware.memory_gigabytes_per_second * 1e9)
 
 
+def _expert_seconds(
+    job: TrainingJob, products: tuple[Product, ...], rate: float, units: int
+) -> tuple[float, float]:
+    """Take the MLP's products, or its experts', forward and backward.
+
+    One by one an expert's gate is a product of its own, and each has two backward, of the
+    gradients of rows and of weights; so few rows fill the device in none or some of the three.
+    """
+    if not job.shape.mlp.num_experts or job.expert_path == "grouped":
+        together = bool(job.shape.mlp.num_experts)
+        forward = _product_seconds(products, rate, units, together=together)
+        return forward, 2 * forward
+    up, down = products
+    ups = 2 if job.shape.mlp.gated else 1
+    alone = (up._replace(columns=up.columns / ups, times=up.times * ups), down)
+    backward = [
+        turned
+        for one in alone
+        for turned in (
+            one._replace(columns=one.depth, depth=one.columns),
+            one._replace(rows=one.columns, columns=one.depth, depth=one.rows),
+        )
+    ]
+    forward = _product_seconds(alone, rate, units)
+    return forward, _product_seconds(tuple(backward), rate, units)
+
+
 class LayerSeconds(NamedTuple):
     """Seconds forward of a layer's products, the experts' alone, and attention.
 
+    Those of experts are the fullest rank's, for which the others wait; of products one by one
+    the backward pass is counted by its own shapes, else it takes twice as long.
     ``traffic`` moves what the layer keeps as often as the pointwise parts of both passes do.
     """
 
     products: float
     experts: float
+    experts_backward: float
     attention: float
     traffic: float
+
+    @property
+    def all_products(self) -> float:
+        """Seconds of the products of both passes."""
+        return 3 * (self.products - self.experts) + self.experts + self.experts_backward
 
 
 def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> LayerSeconds:
@@ -213,10 +258,15 @@ def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) ->
     """
     reached, units = _reached_flops(job, hardware), hardware.compute_units
     products, rate = layer_products(job), reached * speed.product_fraction
-    moved = layer_bytes_per_token(job, "none") * job.microbatch_tokens * speed.traffic
+    load = load_factor(job, speed)
+    kept = layer_bytes_per_token(job, "none") + (load - 1) * _mlp(job)[1] / job.layout.tensor
+    moved = kept * job.microbatch_tokens * speed.traffic
+    forward, backward = _expert_seconds(job, products[2:], rate, units)
+    experts = load * forward
     return LayerSeconds(
-        products=_product_seconds(products, rate, units),
-        experts=_product_seconds(products[2:], rate, units),
+        products=_product_seconds(products[:2], rate, units) + experts,
+        experts=experts,
+        experts_backward=load * backward,
         attention=_attention_seconds(job, reached, hardware, speed),
         traffic=moved / (hardware.memory_gigabytes_per_second * 1e9),
     )

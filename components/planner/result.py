@@ -3,6 +3,7 @@
 Its FLOP rates and utilisation (MFU, HFU) are in every convention, named.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -13,6 +14,7 @@ from components.config.schema.recipe import Recipe
 from components.config.schema.sections import AssumedValue, PublishedFigure
 from components.config.shape import ModelShape
 from components.errors import RecipeError
+from components.planner.experts import load_factor
 from components.planner.job import TrainingJob
 from components.planner.layer import layer_products
 from components.planner.memory import Verdict
@@ -20,7 +22,7 @@ from components.planner.plan import Bill, Plan
 from components.planner.recompute import price_of
 from components.planner.search_result import LayoutsFound
 from components.planner.software import Calibration
-from components.planner.time import again_fraction
+from components.planner.time import again_fraction, plan_time
 
 _TIME_KEYS = ("step_seconds", "tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu")
 
@@ -83,6 +85,22 @@ class PlannedRecomputation(BaseModel, frozen=True):
     saved_bytes: int
 
 
+class PlannedExperts(BaseModel, frozen=True):
+    """What a step of a mixture of experts takes longer than it might, in seconds.
+
+    ``path_seconds`` than by grouped products, ``load_seconds`` than at even load, where the
+    fullest expert rank has ``load_factor`` times the mean, ``plain_seconds`` than by an
+    expert-aware optimizer.
+    """
+
+    path: str
+    path_seconds: float
+    load_factor: float
+    fullest_expert: float
+    load_seconds: float
+    plain_seconds: float
+
+
 class ComparedFigure(PublishedFigure):
     """A published figure beside the prediction; ``deviation`` is a fraction of it."""
 
@@ -118,6 +136,7 @@ class PlanResult(BaseModel, frozen=True):
     layout: PlannedLayout
     memory: PlannedMemory
     recomputation: PlannedRecomputation | None
+    experts: PlannedExperts | None
     time: PlannedTime | None
     bill: Bill | None
     published: dict[str, ComparedFigure | PublishedFigure]
@@ -181,6 +200,7 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
         ),
         memory=memory,
         recomputation=_recomputation(plan),
+        experts=_experts(plan),
         time=time,
         bill=plan.bill,
         published={
@@ -208,6 +228,30 @@ def _recomputation(plan: Plan) -> PlannedRecomputation | None:
         recompute_every=plan.job.layout.recompute_every,
         extra_seconds=price.extra_seconds,
         saved_bytes=round(price.saved_bytes),
+    )
+
+
+def _experts(plan: Plan) -> PlannedExperts | None:
+    job, speed = plan.job, plan.software.speed
+    if not job.shape.mlp.num_experts or plan.time is None:
+        return None
+    step = plan.time.total
+    aware = replace(job.layout, expert_aware=True)
+    path, load, plain = (
+        step - plan_time(other, plan.hardware, speed).total
+        for other in (
+            replace(job, expert_path="grouped"),
+            replace(job, even_load=True),
+            replace(job, layout=aware),
+        )
+    )
+    return PlannedExperts(
+        path=job.expert_path,
+        path_seconds=path,
+        load_factor=load_factor(job, speed),
+        fullest_expert=1.0 if job.even_load else speed.fullest_expert,
+        load_seconds=load,
+        plain_seconds=plain,
     )
 
 

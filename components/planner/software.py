@@ -70,6 +70,9 @@ class SoftwareSpeed(Section):
     behind the last microbatch without ZeRO where the layout does not say ``overlap``. The
     optimizer moves its state ``step_traffic`` times and waits ``step_latencies`` latencies for
     each node.
+    The host starts one operator of an expert's in ``start_seconds``; to read a number from the
+    device, and to fill its queue again, takes ``read_seconds``. Of learned routers the fullest
+    expert gets ``fullest_expert`` times the mean of all (`components.planner.experts`).
     """
 
     product_fraction: float
@@ -77,6 +80,9 @@ class SoftwareSpeed(Section):
     traffic: float
     logit_bytes_moved: float
     layer_seconds: float
+    start_seconds: float
+    read_seconds: float
+    fullest_expert: float
     tensor_layer_seconds: float
     crossing_layer_seconds: float
     tensor_collectives: int

@@ -10,11 +10,17 @@ from math import ceil
 
 from components.config.schema.cluster import Hardware
 from components.planner import communication
+from components.planner.experts import repeats_experts, started_seconds, waits
 from components.planner.job import TrainingJob
 from components.planner.layer import head_seconds, layer_products, layer_seconds
 from components.planner.schedule import bubble_fraction, orders
 from components.planner.software import SoftwareSpeed
-from components.planner.states import rank_parameters, shard_gradients, states
+from components.planner.states import (
+    rank_parameters,
+    shard_gradients,
+    sharing_ranks,
+    states,
+)
 from components.planner.timeline import PassSeconds, Timeline, simulate
 
 BACKWARD = 2 / 3  # of a microbatch's passes
@@ -102,7 +108,7 @@ def rank_seconds(
 def host_seconds(job: TrainingJob, speed: SoftwareSpeed) -> float:
     """Return what the host needs to start one layer, forward and backward."""
     if job.layout.tensor == 1:
-        return speed.layer_seconds
+        return speed.layer_seconds + started_seconds(job, speed)
     crosses = communication.group_of(job.layout, "pipeline").nodes > 1
     crossing = speed.crossing_layer_seconds * job.layout.tensor if crosses else 0.0
     return speed.tensor_layer_seconds + crossing
@@ -128,15 +134,18 @@ def layer_parts(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> d
     moves memory alone, no product and no collective.
     """
     again, layer = again_fraction(job), layer_seconds(job, hardware, speed)
+    waited, repeats = waits(job, hardware, speed, layer[1:3]), repeats_experts(job)
     moved = 1.0 if job.recompute == "selective" else sum(again) / 2
     return {
-        "products": 3 * layer.products + 3 * layer.attention,
+        "products": layer.all_products + 3 * layer.attention,
         "recomputation": again[0] * layer.products + again[1] * layer.attention,
         "memory traffic": layer.traffic * (1 + moved / 3),
         "tensor collectives": (1 + again[0] / 3)
         * communication.tensor_seconds(job, hardware, speed),
         "expert collectives": communication.expert_seconds(job, hardware, layer.experts)
-        + communication.expert_seconds(job, hardware, 2 * layer.experts),
+        + communication.expert_seconds(job, hardware, layer.experts_backward)
+        + repeats * communication.repeated_seconds(job, hardware, layer.experts),
+        "experts one by one": waited.both + repeats * waited.forward,
         "context collectives": communication.context_seconds(job, hardware) * (2 + again[1]),
     }
 
@@ -164,15 +173,14 @@ def _reduction_seconds(
 
     What passes hide is not counted (`_exposed`).
     """
-    layout, parameters = job.layout, rank_parameters(job, rank)
+    layout = job.layout
     where = communication.group_of(layout, "dense")
     reduced = gathered = 0.0
-    replicas = communication.group_of(layout, "data")
-    for ranks, count in ((where, parameters.dense), (replicas, parameters.expert)):
-        if count and ranks.size > 1:
-            rate = communication.reduce_bandwidth(hardware, ranks, layout.devices_per_node)
-            reduced += reduced_bytes(job, count, ranks.size) / rate
-            gathered += gathered_bytes(job, count, ranks.size) / rate
+    for axis, scattered, spread in averaged_bytes(job, rank):
+        ranks = communication.group_of(layout, axis)
+        rate = communication.reduce_bandwidth(hardware, ranks, layout.devices_per_node)
+        reduced += scattered / rate
+        gathered += spread / rate
     reduced *= speed.reduced_fraction
     gathered *= speed.reduced_fraction
     if layout.overlap or layout.zero == 3:
@@ -205,6 +213,31 @@ def _exposed(
     times = job.microbatches if layout.zero == 2 else 1
     left = times * max(reduced / times - backward, reduced / times / buckets)
     return left + max(gathered - forward, gathered / buckets)
+
+
+def averaged_bytes(job: TrainingJob, rank: int) -> list[tuple[str, float, float]]:
+    """List by group of ranks what a step sends of gradients, and of weights.
+
+    Where the optimizer is not expert-aware the replicas of each expert rank share the dense
+    state too, and expert ranks add up their shards' gradients (`components.distributed.mesh`).
+    """
+    layout, parameters = job.layout, rank_parameters(job, rank)
+    plain = layout.zero > 0 and layout.expert > 1 and not layout.expert_aware
+    families = (
+        ("data" if plain else "dense", parameters.dense),
+        ("data", parameters.expert),
+    )
+    sent = []
+    for axis, count in families:
+        size = communication.group_of(layout, axis).size
+        if count and size > 1:
+            sizes = reduced_bytes(job, count, size), gathered_bytes(job, count, size)
+            sent.append((axis, *sizes))
+    if plain:
+        times = 1 if layout.zero == 1 else job.microbatches
+        shard = times * job.reduce_bytes * parameters.dense / sharing_ranks(layout)[0]
+        sent.append(("expert", 2 * shard * (layout.expert - 1) / layout.expert, 0.0))
+    return sent
 
 
 def reduced_bytes(job: TrainingJob, parameters: float, size: int) -> float:
@@ -274,6 +307,7 @@ def forward_seconds(
         + each.traffic / 3
         + communication.tensor_seconds(job, hardware, speed) / 2
         + communication.expert_seconds(job, hardware, each.experts)
+        + waits(job, hardware, speed, each[1:3]).forward
         + communication.context_seconds(job, hardware)
     )
     device = layers * layer

@@ -13,6 +13,7 @@ from components.planner.job import Node, ParallelLayout, meaning, nodes_of_first
 from components.planner.plan import Bill, CheckpointCost, Plan
 from components.planner.result import (
     ComparedFigure,
+    PlannedExperts,
     PlannedMemory,
     PlannedRecomputation,
     PlannedTime,
@@ -53,6 +54,8 @@ def time_sheet(plan: PlanResult, *, now: datetime | None) -> Grid:
     rows = [("layout", f"{plan.layout.nodes:,} nodes: {degrees}")]
     if plan.recomputation is not None:
         rows.append(("recomputation", _recomputation(plan.recomputation)))
+    if plan.experts is not None:
+        rows += _expert_rows(plan.experts, plan.layout.expert)
     if plan.time is None or plan.bill is None:
         rows.append(("step", "not predicted: see what is missing"))
     else:
@@ -69,6 +72,32 @@ def _recomputation(found: PlannedRecomputation) -> str:
     every = "" if found.recompute_every == 1 else f" of every {found.recompute_every} layers"
     seconds = "" if found.extra_seconds is None else f" adds {found.extra_seconds:.3g} s,"
     return f"{parts}{every}:{seconds} saves {found.saved_bytes / GIB:.1f} GiB"
+
+
+_PATHS = {
+    "grouped": "by grouped products",
+    "sorted": "one after another over sorted pairs",
+    "loop": "in a loop that asks the host before each",
+}
+
+
+def _expert_rows(found: PlannedExperts, ranks: int) -> list[tuple[str, str]]:
+    """Say what the path, the router and a plain optimizer add to a step, where they do."""
+    path = _PATHS[found.path]
+    if found.path != "grouped":
+        path += f": {found.path_seconds:.3g} s more than by grouped products"
+    rows = [("experts", path)]
+    if ranks > 1:
+        load = "forced to be even"
+        if found.load_factor > 1:
+            load = f"{found.load_factor:.3g} of the mean on the fullest rank "
+            load += f"(assumed: {found.fullest_expert:g} on the fullest expert): "
+            load += f"{found.load_seconds:.3g} s"
+        rows.append(("  load", load))
+    if found.plain_seconds:
+        plain = f"{ranks} expert ranks repeat dense state: {found.plain_seconds:.3g} s"
+        rows.append(("  plain optimizer", plain))
+    return rows
 
 
 def _step_rows(time: PlannedTime) -> list[tuple[str, str]]:

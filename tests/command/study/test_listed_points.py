@@ -66,7 +66,27 @@ def test_a_point_sets_keys_and_shows_what_it_counts() -> None:
     assert study.shown(study.points[1]) == {**study.points[1], "tiles": 256}
     assert [quote.value for quote in study.quotes(study.points[1])] == [0.93]
     assert study.quotes(study.points[0]) == ()
-    assert study.base == study.points[0]
+    assert [study.base(point) for point in study.points] == [study.points[0]] * 2
+
+
+def test_each_point_is_divided_by_the_one_of_its_own_series() -> None:
+    grid = {"parallelism.tensor": [4, 8], "parallelism.data": [1, 2], "size": ["small"]}
+    given = gridded(grid, published={**tree()["published"], "values": []})
+    study = check_study(given, "g.yaml")
+    assert isinstance(study, ListedStudy)
+    first, second, third, fourth = study.points
+    assert list(map(study.base, study.points)) == [first, first, third, third]
+    lacking = [first, second, {**fourth, "parallelism.data": 3}]
+    refused(
+        {
+            **tree(),
+            **{k: v for k, v in given.items() if k != "grid"},
+            "points": lacking,
+            "baseline": {"parallelism.tensor": 4},
+        },
+        "baseline",
+        "2 points have",
+    )
 
 
 def test_a_point_may_name_its_recipe() -> None:
