@@ -2,9 +2,7 @@
 
 A held-out loss must beat the unigram loss before anything can be called learnt.
 
-Fertility is tokens a word (Rust et al. 2021, "How Good is Your Tokenizer?", arXiv 2012.15613,
-Section 3.2); words are what white space separates, so that of text without spaces bytes a token
-say more. It is measured on the first documents of each source.
+Fertility (`data_prep.fertility`) is measured on the first documents of each source.
 """
 
 from collections import defaultdict
@@ -21,6 +19,7 @@ from components.config.schema.data import Source
 from components.data.manifest import Manifest, StageRecord
 from components.data.token_file import OpenFiles, ShardedTokens, TokenFileRecord
 from components.data.tokenizer import Tokenizer
+from data_prep.fertility import MEASURED_CHARACTERS, MEASURED_DOCUMENTS, count_tokens
 from data_prep.read import UNKNOWN, Document
 from data_prep.sources import OpenSource, find_inputs, licence_of
 from data_prep.stages.plan import FILE_NAME as PLAN
@@ -29,7 +28,6 @@ from data_prep.stages.record import read_manifest
 
 BLOCK_TOKENS = 1 << 20
 MOST_TOKENS = 1 << 27  # seconds to count; more would move no frequency that matters
-MEASURED_DOCUMENTS, MEASURED_CHARACTERS = 200, 2_000  # of a source, of a document
 SHOWN_DOCUMENTS, SHOWN_CHARACTERS = 3, 300
 RAW = "clean"  # the pass that reads what the user has
 Tree = dict[str, Any]
@@ -171,17 +169,4 @@ def _fertility(
         for one in documents:
             language = own if one.language == UNKNOWN else one.language
             by_language[language].append(one.text[:MEASURED_CHARACTERS])
-    found = {}
-    for language, texts in sorted(by_language.items()):
-        tokens = sum(len(ids) for ids in tokenizer.encode(texts))
-        words = sum(len(text.split()) for text in texts)
-        size = sum(len(text.encode()) for text in texts)
-        found[language] = {
-            "documents": len(texts),
-            "tokens": tokens,
-            "words": words,
-            "bytes": size,
-            "tokens_per_word": tokens / max(words, 1),
-            "bytes_per_token": size / max(tokens, 1),
-        }
-    return found
+    return {name: count_tokens(texts, tokenizer) for name, texts in sorted(by_language.items())}

@@ -1,7 +1,7 @@
 """A study that lists its points: all are planned, run where asked, set beside the work's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +30,7 @@ class PointResult:
     measured: float | None
     why: str
     quotes: tuple[Quote, ...]
+    columns: Mapping[str, float | None] = field(default_factory=dict)
 
     def deviation(self, quote: Quote) -> float | None:
         """Set the plan beside a published figure, as a fraction of it."""
@@ -82,14 +83,19 @@ def summary(tried: Sequence[PointResult]) -> str:
 def study_grid(study: ListedStudy, tried: Sequence[PointResult]) -> Grid:
     """Lay out a row for each published figure; a point without one has a row too."""
     keys = _differing(study)
+    planned = study.objective.planned is not None
     measured = any(one.measured is not None for one in tried)
+    quoted = any(one.quotes for one in tried)
     noted = any(one.why for one in tried)
     columns = (
         *(key.rpartition(".")[2] for key in keys),
-        *("published", "planned", "off by"),
+        *(("published",) * quoted),
+        *(("planned",) * planned),
+        *(("off by",) * (quoted and planned)),
         *(("measured",) * measured),
+        *study.columns,
         *(("note",) * noted),
-        "place",
+        *(("place",) * quoted),
     )
     rows = []
     for one in tried:
@@ -97,12 +103,13 @@ def study_grid(study: ListedStudy, tried: Sequence[PointResult]) -> Grid:
         for quote in one.quotes or (None,):
             rows.append((
                 *(numbers.exact(shown[key]) for key in keys),
-                _written(quote.value if quote else None),
-                _written(one.planned),
-                numbers.written(one.deviation(quote) if quote else None, "+.1%"),
+                *((_written(quote.value if quote else None),) * quoted),
+                *((_written(one.planned),) * planned),
+                *((_deviation(one, quote),) * (quoted and planned)),
                 *((_written(one.measured),) * measured),
+                *(_short(one.columns.get(name)) for name in study.columns),
                 *((one.why,) * noted),
-                quote.place if quote else "",
+                *((quote.place if quote else "",) * quoted),
             ))
     return Grid(columns=columns, rows=rows)
 
@@ -117,6 +124,16 @@ def _differing(study: ListedStudy) -> list[str]:
         told.setdefault(tuple(values.index(value) for value in values), key)
     told.pop(tuple(0 for _ in shown), None)
     return [key for key in shown[0] if key in told.values()] or drawn
+
+
+def _deviation(one: PointResult, quote: Quote | None) -> str:
+    return numbers.written(one.deviation(quote) if quote else None, "+.1%")
+
+
+def _short(value: float | None) -> str:
+    """Write a count of millions with three digits; the object has them all."""
+    is_large = value is not None and value >= 1e6
+    return numbers.count(value) if is_large else _written(value)
 
 
 def _written(value: float | str | None) -> str:
@@ -150,6 +167,7 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
             measured=run.figure,
             why="; ".join(why for why in (plan.why, run.why) if why),
             quotes=study.quotes(point),
+            columns=_columns(study, plan, run),
         )
         for point, plan, run in zip(study.points, plans, ended, strict=True)
     ])  # fmt: skip
@@ -162,6 +180,23 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
         if not known:
             say(f"no point has a figure: {_first_reason(tried)}")
     return Status.DONE if known else Status.WRONG_INPUT
+
+
+def _columns(
+    study: ListedStudy, plan: PointEnding, run: PointEnding
+) -> dict[str, float | None]:
+    """Read the further figures of a point: the plan's over the result's, where both are."""
+    found: dict[str, float | None] = {}
+    for name, column in study.columns.items():
+        planned, measured = (
+            runs.known_in(one.found, key, f"columns.{name}") if key and one.found else None
+            for key, one in ((column.planned, plan), (column.measured, run))
+        )
+        if column.planned and column.measured:
+            found[name] = None if planned is None else _ratio(planned, measured)
+        else:
+            found[name] = measured if planned is None else planned
+    return found
 
 
 def _write_page(
@@ -216,6 +251,7 @@ def _as_json(study: ListedStudy, tried: list[PointResult]) -> Mapping[str, Any]:
                 "fits": one.fits,
                 "measured": one.measured,
                 "why": one.why,
+                **({"columns": one.columns} if study.columns else {}),
                 "published": [
                     {"value": q.value, "deviation": one.deviation(q), "place": q.place}
                     for q in one.quotes

@@ -10,7 +10,14 @@ from command.arguments import ROOT, Arguments, parse_word, read_point
 from command.outcome import Status
 from command.recipe.lock_file import check_recipe_place
 from command.recipe.yaml_file import read_data
-from command.study.schema import RECIPE, ListedStudy, Point, SearchStudy, Value
+from command.study.schema import (
+    RECIPE,
+    TOKENIZER,
+    ListedStudy,
+    Point,
+    SearchStudy,
+    Value,
+)
 from command.study.study_file import check_study, varied
 from command.sweep import STUDY, as_folder, folder_of_runs, named_after, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
@@ -18,6 +25,7 @@ from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 OVER = "study."  # keys of the study's own file
+NO_RUN_HAS = {"search", "queue", "figure", "why", "columns", "measures"}
 MINE = (STUDY, "run=", "action=", "output=", "at_most=", "file=")
 
 
@@ -42,6 +50,8 @@ class StudyRequest:
         if RECIPE in own:
             recipe = check_recipe_place(str(own.pop(RECIPE)), f"{self.study.name}.recipe")
             words.append(f"{RECIPE}={recipe}")
+        if TOKENIZER in own:
+            words.append(f"{TOKENIZER}={own.pop(TOKENIZER)}")
         if self.action != "plan":
             words.append(f"run={self.folder_of(point)}")
         said = [f"{key}={json.dumps(value)}" for key, value in own.items()]
@@ -103,7 +113,7 @@ def _asked(
     elif action not in {"plan", "train", "submit", "report"}:
         remedy = "action=plan compares plans; without action= its points are run"
         raise RecipeError("action", f"{action!r} gives a study no figures", remedy)
-    tried = study.model_dump(mode="json", exclude={"search", "queue", "figure", "why"})
+    tried = study.model_dump(mode="json", exclude=NO_RUN_HAS)
     folder = folder_of_runs(arguments, named_after(study.name, json.dumps([tried, own])))
     page = arguments.file or Path(f"{study.name}.html")
     return StudyRequest(study, tuple(own), changed, action, arguments.output, folder, page)

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
 from command.outcome import Status
 from command.study.request import StudyRequest
-from command.study.schema import Point, QueueLimits
+from command.study.schema import ListedStudy, Point, QueueLimits, SearchStudy
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
@@ -30,10 +30,11 @@ from components.terminal import say
 
 @dataclass(frozen=True)
 class PointEnding:
-    """What became of a point: its figure, or why there is none."""
+    """What became of a point: its figure, or why there is none, and all that was found."""
 
     figure: float | None
     why: str
+    found: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 NOT_YET = PointEnding(None, "")
@@ -53,12 +54,26 @@ def runner_of(asked: StudyRequest) -> Runner:
     if asked.action == "plan" and objective.planned is None:
         remedy = "run it: leave action=plan out"
         raise RecipeError("action", f"no plan knows {objective.measured}", remedy)
-    return partial({"plan": _plan, "train": _train}.get(asked.action, _submit), asked)
+    if asked.action == "plan":
+        return partial(_plan, asked)
+    if measures_tokenizers(asked.study):
+        from command.study.tokenizers import count_point
+
+        return partial(count_point, asked)
+    return partial(_train if asked.action == "train" else _submit, asked)
+
+
+def measures_tokenizers(study: SearchStudy | ListedStudy) -> bool:
+    """Whether the points are tokenizers, not runs."""
+    return isinstance(study, ListedStudy) and study.measures == "tokenizers"
 
 
 def _plan(asked: StudyRequest, point: Point) -> Look:
-    figure, why = _planned(asked, point)
-    return lambda: PointEnding(None, why) if why else PointEnding(figure(), "")
+    tree, why = _planned(asked, point)
+    key = str(asked.study.objective.planned)
+    if why:
+        return lambda: PointEnding(None, why)
+    return lambda: PointEnding(figure_in(tree, key, "objective.planned"), "", tree)
 
 
 def _train(asked: StudyRequest, point: Point) -> Look:
@@ -106,22 +121,24 @@ def _submit(asked: StudyRequest, point: Point) -> Look:
 
 def plan_point(asked: StudyRequest, point: Point) -> PointEnding:
     """Plan a point; what is refused has no figure, but a layout that does not fit has one."""
-    if asked.study.objective.planned is None:
+    key = asked.study.objective.planned
+    if key is None and not (isinstance(asked.study, ListedStudy) and asked.study.needs_plans):
         return NOT_YET
     try:
-        figure, why = _planned(asked, point)
-        return PointEnding(figure(), why)
+        tree, why = _planned(asked, point)
+        figure = None if key is None else figure_in(tree, key, "objective.planned")
+        return PointEnding(figure, why, tree)
     except RecipeError as error:
         return refused(error)
 
 
-def _planned(asked: StudyRequest, point: Point) -> tuple[Callable[[], float], str]:
-    """Give what reads the figure of a plan, and why its layout does not fit, if so."""
-    recipe, key = compose_recipe(asked.arguments_of(point)), str(asked.study.objective.planned)
+def _planned(asked: StudyRequest, point: Point) -> tuple[Mapping[str, Any], str]:
+    """Give a plan's JSON with what the recipe derives, and why its layout does not fit."""
+    recipe = compose_recipe(asked.arguments_of(point))
     plan = plan_result(recipe, plan_recipe(recipe))
     unfit = plan.memory.verdict == "does_not_fit"
     why = f"does not fit: {plan.memory.peak_bytes / 2**30:.1f} GiB a device" if unfit else ""
-    return lambda: _figure(plan.as_json(), key, "objective.planned"), why
+    return {**plan.as_json(), "derived": recipe.derived.model_dump(mode="json")}, why
 
 
 def run_all(
@@ -181,6 +198,10 @@ def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
         RecipeError: it finished without such a figure.
     """
     run, key = asked.folder_of(point), asked.study.objective.measured
+    if measures_tokenizers(asked.study):
+        from command.study.tokenizers import counted_in
+
+        return counted_in(run, key)
     file = run / "results.json"
     if not file.is_file():
         return None
@@ -192,7 +213,7 @@ def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
         return PointEnding(None, f"{key} is no finite number: the run diverged")
     if key in _HELD_OUT:
         return _held_out_in(results, key)
-    return PointEnding(_figure(results, key, "objective.measured"), "")
+    return PointEnding(figure_in(results, key, "objective.measured"), "", results)
 
 
 def _held_out_in(results: Mapping[str, Any], key: str) -> PointEnding:
@@ -206,10 +227,37 @@ def _held_out_in(results: Mapping[str, Any], key: str) -> PointEnding:
     return PointEnding(None, f"{key}: no evaluation since step 0")
 
 
-def _figure(tree: Mapping[str, Any], key: str, where: str) -> float:
-    figure: Any = tree
+def figure_in(tree: Mapping[str, Any], key: str, where: str) -> float:
+    """Read a number of a tree by its dotted key.
+
+    Raises:
+        RecipeError: there is none.
+    """
+    figure = known_in(tree, key, where)
+    if figure is None:
+        raise _no_number(key, where)
+    return figure
+
+
+def known_in(tree: Mapping[str, Any], key: str, where: str) -> float | None:
+    """Read a number, or nothing where the tree has null.
+
+    Raises:
+        RecipeError: there is no such key, or no number.
+    """
+    node: Any = tree
     for step in key.split("."):
-        figure = figure.get(step) if isinstance(figure, Mapping) else None
-    if isinstance(figure, bool) or not isinstance(figure, int | float):
-        raise RecipeError(where, f"{key} is no number there", "name another key")
-    return float(figure)
+        if node is None:
+            return None
+        if not isinstance(node, Mapping) or step not in node:
+            raise _no_number(key, where)
+        node = node[step]
+    if node is None:
+        return None
+    if isinstance(node, bool) or not isinstance(node, int | float):
+        raise _no_number(key, where)
+    return float(node)
+
+
+def _no_number(key: str, where: str) -> RecipeError:
+    return RecipeError(where, f"{key} is no number there", "name another key")

@@ -7,13 +7,15 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
 
 from components.config.schema.sections import Stem
-from components.config.schema.types import FrozenMapping, Section
+from components.config.schema.types import FrozenMapping, Section, freeze
 
 Value = bool | int | float | str
 Values = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Point = Mapping[str, Value]
-RECIPE = "recipe"  # the one name without a dot that a point may set
+RECIPE, TOKENIZER = "recipe", "tokenizer"  # the names without a dot that a point may set
+CHOSEN = (RECIPE, TOKENIZER)
+TRAINED_ON = "trained_on"  # of a study of tokenizers: a source of the data, or all
 OUT_OF_MEMORY = "OOM"
 CSV_NAME = r"^[\w-]+\.csv$"  # a name, no path: the folder is not the file's to choose
 
@@ -42,7 +44,7 @@ class Study(Section):
     def values(self, point: Point) -> dict[str, Value]:
         """Give every key that the point sets: the fixed ones, its own, the products."""
         every = {**self.set, **point, **self.counted(point)}
-        return {key: value for key, value in every.items() if "." in key or key == RECIPE}
+        return {key: value for key, value in every.items() if "." in key or key in CHOSEN}
 
     def counted(self, point: Point) -> dict[str, int]:
         """Multiply the factors of each product at the point."""
@@ -122,12 +124,25 @@ class StudyFigure(Section):
     log: Annotated[tuple[Literal["x", "y"], ...], Field(strict=False)]
 
 
+class StudyColumn(Section):
+    """One more figure of each point: a key of its result, of its plan, or plan over result.
+
+    A plan's JSON has what `action=show` derives, too, below ``derived``.
+    """
+
+    measured: str | None = None
+    planned: str | None = None
+
+
 class ListedStudy(Study):
     """Points that are all tried, once; what is compared is divided by that of ``baseline``.
 
     Where several points have its values, each point is divided by that of them which else has
-    its own.
+    its own. Points are runs; or of ``tokenizers``, each trained and counted here: no run.
     """
+
+    measures: Literal["runs", "tokenizers"] = "runs"
+    columns: FrozenMapping[StudyColumn] = Field(default_factory=lambda: freeze({}))
 
     points: Annotated[tuple[FrozenMapping[Value], ...], Field(strict=False, min_length=1)]
     objective: Objective
@@ -151,6 +166,12 @@ class ListedStudy(Study):
         if len(bases) > 1:
             bases = [base for base in bases if base == {**point, **self.baseline}]
         return next(iter(bases), None)
+
+    @property
+    def needs_plans(self) -> bool:
+        """Whether a figure of a plan is shown."""
+        shown = (self.objective.planned, *(one.planned for one in self.columns.values()))
+        return any(shown)
 
 
 def has_values(point: Point, at: Point) -> bool:

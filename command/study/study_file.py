@@ -6,6 +6,7 @@ A table is one of measurements that others published, in ``benchmarks/data``.
 import csv
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -150,7 +151,20 @@ def _mistakes_of_listed(study: ListedStudy) -> Mistakes:
         if count != 1:
             problem = f"{count} points have {dict(at)}"
             yield path, problem, "name what tells one point from the others"
+    yield from _unreadable(study)
     yield from _undrawn(study, {**first, **study.products})
+
+
+def _unreadable(study: ListedStudy) -> Mistakes:
+    """Report columns without a figure, and tokenizers that are no name."""
+    for name, column in study.columns.items():
+        if column.measured is None and column.planned is None:
+            problem = "shows neither a measured nor a planned figure"
+            yield f"columns.{name}", problem, "name a key as measured, as planned, or both"
+    for tokenizer in varied(study).get(schema.TOKENIZER) or ():
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_]*", str(tokenizer)):
+            problem = f"{tokenizer!r} is no name of a file of conf/tokenizer"
+            yield schema.TOKENIZER, problem, "name one, as unigram_eu24"
 
 
 def _undrawn(study: ListedStudy, known: Mapping[str, object]) -> Mistakes:
@@ -161,7 +175,7 @@ def _undrawn(study: ListedStudy, known: Mapping[str, object]) -> Mistakes:
             if key not in known:
                 yield f"figure.{name}", f"no point has {key!r}", f"known: {', '.join(known)}"
     used = {factor for factors in study.products.values() for factor in factors}
-    for key in known.keys() - used - {*figure.x, *figure.series, schema.RECIPE}:
+    for key in known.keys() - used - {*figure.x, *figure.series, *schema.CHOSEN}:
         if "." not in key:
             problem = f"{key!r} is no key of a recipe, and no product or figure uses it"
             yield f"points.{key}", problem, "write the whole key, as optimizer.lr"

@@ -17,7 +17,7 @@ TITLES = {
     KeyGroup.RECORD: "only what is said or measured",
 }
 # Of another machine these follow from its name.
-_PROFILE = ("hardware", "site", "storage", "failures", "accounting", "queues")
+_PROFILE = ("hardware", "site", "storage", "failures", "electricity", "accounting", "queues")
 # Where inputs lie; what is in them decides. Whoever has their hashes compares these instead.
 PLACES = frozenset({"files", "embedded", "tokens", "dataset", "tokenizer_folder"})
 

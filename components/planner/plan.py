@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 
 from pydantic import BaseModel
 
-from components.config.schema.cluster import Hardware
+from components.config.schema.cluster import Electricity, Hardware
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster
+from components.energy.emissions import Emissions
 from components.errors import RecipeError
 from components.planner.interruptions import HOUR, JobChain
 from components.planner.job import TrainingJob, job_of
@@ -56,6 +57,7 @@ class Bill(BaseModel, frozen=True):
     site_units: float
     site_unit: str
     energy_kwh: float | None
+    emissions: Emissions
     steps: int
     useful_days: float
     checkpoint_days: float
@@ -137,7 +139,7 @@ def plan_recipe(recipe: Recipe) -> Plan:
         time=time,
         course=course,
         bill=bill_of(course, recipe.cluster, hardware),
-        missing=(*missing, *course.missing),
+        missing=(*missing, *course.missing, *_unknown_emissions(recipe.cluster.electricity)),
         limit=_limit(recipe.cluster, course.chain),
     )
 
@@ -169,11 +171,22 @@ def _missing_figures(hardware: Hardware, job: TrainingJob) -> tuple[RecipeError,
     return tuple(found)
 
 
+def _unknown_emissions(known: Electricity) -> tuple[RecipeError, ...]:
+    """Name what of the site's electricity no source gives: no other figure needs it."""
+    unknown = [key for key, figure in known if figure is None]
+    if not unknown:
+        return ()
+    problem = f"no source gives {' and '.join(unknown)}, so that not all emissions are known"
+    remedy = f"set cluster.electricity.{unknown[-1]}=NUMBER once the site or its grid says it"
+    return (RecipeError("cluster.electricity", problem, remedy),)
+
+
 def bill_of(course: Course, cluster: Cluster, hardware: Hardware) -> Bill:
     """Multiply out; energy is the devices' rated power times hours, as BLOOM's card counts."""
     work, failures, chain = course.work, course.failures, course.chain
     saving = work.saving
     hours, watts = course.total / HOUR, hardware.power_watts
+    energy = None if watts is None else hours * cluster.ranks * watts / 1_000
     unit, price = "node-h", 1.0
     if not isinstance(cluster.accounting, str):
         unit, price = cluster.accounting.unit, cluster.accounting.per_node_hour
@@ -183,7 +196,8 @@ def bill_of(course: Course, cluster: Cluster, hardware: Hardware) -> Bill:
         node_hours=hours * cluster.nodes,
         site_units=hours * cluster.nodes * price,
         site_unit=unit,
-        energy_kwh=None if watts is None else hours * cluster.ranks * watts / 1_000,
+        energy_kwh=energy,
+        emissions=Emissions.of(energy, **cluster.electricity.model_dump()),
         steps=work.steps,
         useful_days=work.useful / DAY,
         checkpoint_days=work.checkpoints * work.stall / DAY,

@@ -187,6 +187,7 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
         "tflops_per_device": getattr(time, "tflops_per_device_hardware", None),
         "device_hours": getattr(plan.bill, "device_hours", None),
         "energy_kwh": getattr(plan.bill, "energy_kwh", None),
+        "kg_co2e": plan.bill.emissions.kg_co2e if plan.bill else None,
     }
     return PlanResult(
         recipe=recipe.name,

@@ -11,6 +11,7 @@ from typing import Any
 
 from components.config.schema.recipe import check_recipe
 from components.energy.counters import JOULES_PER_KWH, NOTHING
+from components.energy.emissions import Emissions
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
 from components.planner.result import planned_time
@@ -30,6 +31,7 @@ _UNITS = (
     ("_seconds", "s"),
     ("_hours", "h"),
     ("_kwh", "kWh"),
+    ("kg_co2e", "kg"),
     ("days", "d"),
     ("_bytes", "B"),
     ("loss", "nats/token"),
@@ -109,6 +111,9 @@ def _energy(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
         ended = entry.outcome.status == "finished" and devices.is_whole
         planned, measured = plan.bill.energy_kwh, devices.kwh if ended else None
         yield "energy of the devices, whole run", _cells(planned, measured, "kWh")
+        if (carbon := plan.bill.emissions.kg_co2e) is not None:
+            emitted = _emissions(entry).kg_co2e if ended else None
+            yield "CO2e of the devices' energy, whole run", _cells(carbon, emitted, "kg")
     rated = plan.hardware.power_watts
     if devices.watts is not None and rated is not None:
         counted = rated * devices.counted_seconds / JOULES_PER_KWH
@@ -146,8 +151,27 @@ def energy_quantities(entry: ReportEntry) -> dict[str, str]:
         if name == "devices":
             share = counted.joules / tokens if counted.is_whole and tokens else None
             found["joules per token, devices"] = _said(share, "J")
+            emitted = _emissions(entry)
+            found["energy of the devices with what the site adds"] = _said(
+                emitted.site_kwh, "kWh", absent=UNKNOWN
+            )
+            found["CO2e of the devices' energy"] = _said(emitted.kg_co2e, "kg", absent=UNKNOWN)
+            found["CO2e with what the site adds"] = _said(
+                emitted.site_kg_co2e, "kg", absent=UNKNOWN
+            )
         found[f"{name}, counted by"] = sources.get(name, {}).get("source", numbers.ABSENT)
     return found
+
+
+def _emissions(entry: ReportEntry) -> Emissions:
+    """Multiply what all devices took by what the profile says; unknown for earlier runs."""
+    devices = entry.run.journal.energy.get("devices", NOTHING)
+    known = entry.run.recipe["cluster"].get("electricity", {})
+    return Emissions.of(
+        devices.kwh if devices.is_whole else None,
+        power_usage_effectiveness=known.get("power_usage_effectiveness"),
+        grams_co2e_per_kwh=known.get("grams_co2e_per_kwh"),
+    )
 
 
 def is_miniature(entry: ReportEntry) -> bool:
@@ -227,6 +251,7 @@ def _measured_quantities(entry: ReportEntry) -> dict[str, float]:
     devices, steps = run.journal.energy.get("devices", NOTHING), run.journal.steps
     if devices.is_whole:
         named["energy_kwh"] = devices.kwh
+        named["kg_co2e"] = _emissions(entry).kg_co2e
     if steps:
         named["step_seconds"] = median(step.seconds for step in steps)
     measured = {name.replace(".", "_"): value for name, value in named.items()}

@@ -43,6 +43,11 @@ def measured(value: float) -> str:
     return f"{value:.4g}"
 
 
+def carbon(kilograms: float) -> str:
+    """Write CO2 equivalent in kg, or from a tonne on in t."""
+    return f"{kilograms:.3g} kg" if kilograms < 1_000 else f"{measured(kilograms / 1_000)} t"
+
+
 def count(value: float | None) -> str:
     """Write a count with three digits and k, M, B or T: 7,452,725,248 is 7.45 B."""
     return ABSENT if value is None else " ".join(filter(None, _scaled(value, _COUNT_PREFIXES)))

@@ -79,6 +79,8 @@ def _cards(plan: PlanResult) -> tuple[Card, ...]:
     site = f"{numbers.measured(bill.site_units)} {bill.site_unit}"
     energy = bill.energy_kwh
     kwh = None if energy is None else f"{numbers.measured(energy)} kWh of the devices"
+    if kwh and (carbon := bill.emissions.kg_co2e) is not None:
+        kwh += f", {numbers.carbon(carbon)} CO2e"
     chain = plan_tables.jobs_of_chain(bill) if bill.jobs else "without waiting"
     device = f"{time.tokens_per_second_per_device:,.1f} a device"
     causal = f"{time.mfu_causal:.1%} with causal attention"

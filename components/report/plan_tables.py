@@ -9,6 +9,7 @@ from datetime import MAXYEAR, datetime, timedelta
 
 from components.config.layout import AXES
 from components.config.schema.sections import PublishedFigure
+from components.energy.emissions import Emissions
 from components.planner.job import Node, ParallelLayout, meaning, nodes_of_first_copy
 from components.planner.plan import Bill, CheckpointCost, Plan
 from components.planner.result import (
@@ -22,6 +23,7 @@ from components.planner.result import (
 from components.planner.search_result import GIB, FoundLayout, LayoutsFound
 from components.planner.time import timeline_of
 from components.planner.timeline import Timeline
+from components.report import numbers
 from components.report.tables import Grid
 
 
@@ -122,6 +124,7 @@ def bill_rows(bill: Bill, now: datetime | None) -> list[tuple[str, str]]:
     ]
     if bill.energy_kwh is not None:
         rows.append(("energy of the devices", f"{significant(bill.energy_kwh)} kWh"))
+        rows += emission_rows(bill.emissions)
     jobs = f", {jobs_of_chain(bill)}" if bill.jobs else ""
     failures = f"{bill.failures.count:.3g} failures" if bill.failures.count is not None else ""
     rows.append(("days, without waiting", f"{bill.days:.3g}{jobs}"))
@@ -141,6 +144,18 @@ def bill_rows(bill: Bill, now: datetime | None) -> list[tuple[str, str]]:
     if now is not None:
         rows.append(("finish if it starts now", _end(now, bill.days + bill.waiting_days)))
     return rows
+
+
+def emission_rows(found: Emissions) -> list[tuple[str, str]]:
+    """Say what the site adds and what the grid emits, or that the profile does not know it."""
+    site, grid = "not known", "not known"
+    if found.site_kwh is not None:
+        site = f"{significant(found.site_kwh)} kWh, PUE {found.power_usage_effectiveness:g}"
+    if found.kg_co2e is not None:
+        grid = f"{numbers.carbon(found.kg_co2e)}, {found.grams_co2e_per_kwh:g} g a kWh"
+    if found.site_kg_co2e is not None:
+        grid += f"; {numbers.carbon(found.site_kg_co2e)} with PUE"
+    return [("  with what the site adds", site), ("  CO2e of the devices' energy", grid)]
 
 
 def jobs_of_chain(bill: Bill) -> str:

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from components.config.schema.cluster import Electricity
 from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
 from components.distributed.devices import peak_memory_bytes
 from components.energy.counters import EnergyReading
+from components.energy.emissions import Emissions
 from components.fault_tolerance.hang import HangWatch
 from components.run.disk import explained
 from components.run.event_log import EventLog
@@ -150,7 +152,10 @@ def summarize(
         "peak_memory_bytes": peak_memory_bytes(module.device),  # of the first rank
         "compiler": graphs.figures,  # of the first rank
         "energy": summarize_energy(
-            metrics.energy_used, tokens=progress.tokens, sources=metering.sources
+            metrics.energy_used,
+            tokens=progress.tokens,
+            sources=metering.sources,
+            electricity=recipe.cluster.electricity,
         ),
         "mixture": {name: asdict(one) for name, one in drawn.items()},
         "held_out": summarize_held_out(evaluations, shares, unigram),
@@ -173,14 +178,21 @@ def strict(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summarize_energy(
-    used: Mapping[str, EnergyReading], *, tokens: int, sources: Mapping[str, str]
+    used: Mapping[str, EnergyReading],
+    *,
+    tokens: int,
+    sources: Mapping[str, str],
+    electricity: Electricity,
 ) -> dict[str, Any]:
     """Give what devices and hosts took, in joules and mean watts, and who counted it.
 
-    A token's share is that of the devices, and known only if all of them were always counted.
+    A token's share and emissions are those of the devices, and known only if all of them were
+    always counted.
     """
     devices = used["devices"]
     per_token = devices.joules / tokens if devices.is_whole and tokens else None
+    kwh = devices.kwh if devices.is_whole else None
+    emissions = Emissions.of(kwh, **electricity.model_dump())
     found = {
         name: {
             **one.as_json(),
@@ -190,4 +202,4 @@ def summarize_energy(
         }
         for name, one in used.items()
     }
-    return {**found, "joules_per_token": per_token}
+    return {**found, "joules_per_token": per_token, "emissions": emissions.model_dump()}

@@ -136,6 +136,31 @@ def test_the_tables_show_every_stage_and_what_is_missing(
     assert "█" in shown
 
 
+def test_emissions_follow_from_energy_or_the_plan_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tree = plan_tree(at_home("bloom176b"))
+    bill, found = tree["bill"], tree["bill"]["emissions"]
+    assert found["site_kwh"] == pytest.approx(1.2 * bill["energy_kwh"])
+    assert found["kg_co2e"] == pytest.approx(0.057 * bill["energy_kwh"])
+    assert found["site_kg_co2e"] == pytest.approx(1.2 * 0.057 * bill["energy_kwh"])
+    published = tree["published"]
+    assert published["kg_co2e"]["deviation"] == pytest.approx(
+        published["energy_kwh"]["deviation"], abs=1e-3
+    )
+    assert "cluster.electricity" not in {one["figure"] for one in tree["missing"]}
+    words = ["recipe=teuken7b", "cluster=juwels", "action=plan"]
+    run(read_point(words))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "CO2e of the devices' energy not known" in shown
+    missing = "missing: cluster.electricity: no source gives power_usage_effectiveness"
+    assert f"{missing} and grams_co2e_per_kwh, so" in shown
+    run(read_point([*words, "cluster.electricity.grams_co2e_per_kwh=100"]))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "t, 100 g a kWh" in shown
+    assert f"{missing}, so" in shown
+
+
 def test_a_machine_that_nobody_measured_has_no_plan() -> None:
     recipe = compose_recipe(read_point(["recipe=bloom560m"]))
     message = "nobody has measured the cluster 'local'\n .*cluster=jean_zay_v100"

@@ -37,6 +37,10 @@ PROFILE = "cluster.hardware"
             ("cluster.failures.node_hours_between=-5",),
             "cluster.failures.node_hours_between: input should be greater than 0, got -5",
         ),
+        (
+            ("cluster.electricity.power_usage_effectiveness=0.9",),
+            "cluster.electricity.power_usage_effectiveness: input should be greater than or",
+        ),
         (("cluster.waiting_hours=-1",), "cluster.waiting_hours: input should be greater"),
         (("checkpoint.every_tokens=0",), "checkpoint.every_tokens: input should be greater"),
         (("cluster.storage.speed=3",), "cluster.storage.speed: unknown key"),

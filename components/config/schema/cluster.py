@@ -79,6 +79,16 @@ class Failures(Section):
     node_hours_between: Rate | None
 
 
+class Electricity(Section):
+    """All of a site's power over that of its machines (PUE), and what a kWh of its grid emits.
+
+    The CO2 equivalent of a kWh is that of a place and a year, as its source counts it.
+    """
+
+    power_usage_effectiveness: Annotated[float, Field(ge=1)] | None
+    grams_co2e_per_kwh: Annotated[float, Field(ge=0)] | None
+
+
 class Accounting(Section):
     """The unit in which a site counts, and how many of it an hour of a node costs."""
 

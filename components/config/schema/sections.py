@@ -166,10 +166,11 @@ class Cluster(Section):
 
     The planner alone reads ``hardware``, ``accounting``, ``storage``, ``failures`` and
     ``waiting_hours`` (what the user expects each job of a chain to wait), job scripts alone
-    ``site``. ``hours`` are what one job asks for, ``jobs`` how many the chain has at most;
-    ``smoke`` is one short job on two nodes, to see that everything starts. A job asks for
-    ``spare_nodes`` more than it has ranks for: they take the place of nodes that fail, or that
-    ``preflight`` finds bad before the ranks start; ``auto`` is ``spare_fraction`` of its nodes,
+    ``site``; plans and runs multiply their energy by ``electricity``. ``hours`` are what one
+    job asks for, ``jobs`` how many the chain has at most; ``smoke`` is one short job on two
+    nodes, to see that everything starts. A job asks for ``spare_nodes`` more than it has ranks
+    for: they take the place of nodes that fail, or that ``preflight`` finds bad before the
+    ranks start; ``auto`` is ``spare_fraction`` of its nodes,
     rounded down, and not more than a queue takes. Ranks import Python's packages and this code
     from where they lie, or from a copy that each node makes before (``imports``).
     """
@@ -183,6 +184,7 @@ class Cluster(Section):
     hardware: profile.Machine
     storage: profile.Storage
     failures: profile.Failures
+    electricity: profile.Electricity
     accounting: OrNone[profile.Accounting]
     queues: Annotated[tuple[profile.QueueSection, ...], Field(strict=False)]
     waiting_hours: Annotated[float, Field(ge=0)]

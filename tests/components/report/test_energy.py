@@ -48,6 +48,8 @@ def test_runs_stand_beside_each_other_and_what_is_not_known_is_not_guessed(
     assert second.pop("energy of the devices") == "not measured"
     assert second.pop("energy of the hosts") == "not measured"
     assert set(second.values()) == {"—"}
+    (alone,) = columns(measured)
+    assert alone["CO2e of the devices' energy"] == "unknown"  # the profile says nothing
 
 
 def test_energy_of_a_part_of_the_time_gives_no_share_of_a_token(write_run: WriteRun) -> None:
@@ -56,6 +58,28 @@ def test_energy_of_a_part_of_the_time_gives_no_share_of_a_token(write_run: Write
     assert shown["joules per token, devices"] == "—"
     assert shown["part of the devices' time that was counted"] == "50.0%"
     assert shown["part of the hosts' time that was counted"] == "0.0%"
+
+
+def test_emissions_are_the_energy_of_all_devices_times_the_profile_s_figures(
+    write_run: WriteRun,
+) -> None:
+    recipe = recipe_tree()
+    known = {"power_usage_effectiveness": 1.5, "grams_co2e_per_kwh": 500.0}
+    recipe |= {"cluster": {**recipe["cluster"], "electricity": known}}
+    published = {"value": 24_690, "unit": "kg CO2e", "source": "paper"}
+    recipe |= {"published": {"kg_co2e": published}}
+    part = energy_line(60, devices=(4_320_000, 14_400, 28_800), hosts=(None, 0, 7_200))
+    whole, half = (
+        write_run(name, lines=[*journal_lines(60), line], recipe=recipe)
+        for name, line in (("whole", WHOLE), ("half", part))
+    )
+    shown, counted = columns(whole, half)
+    assert shown["energy of the devices with what the site adds"] == "1.8 kWh"
+    assert shown["CO2e of the devices' energy"] == "0.6 kg"
+    assert shown["CO2e with what the site adds"] == "0.9 kg"
+    assert counted["CO2e of the devices' energy"] == "unknown"
+    (row,) = published_grid(load_entries([whole, half])).rows
+    assert row == ("kg co2e", "24,690 kg CO2e", "paper", "0.6 kg", "—")
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(14_400, "1.2 kWh"), (20_000, "—")])

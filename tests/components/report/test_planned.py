@@ -94,6 +94,19 @@ def test_energy_stands_beside_the_rated_power_of_the_time_that_was_counted(
     )
 
 
+def test_planned_emissions_stand_beside_those_of_what_was_counted(write_run: WriteRun) -> None:
+    whole = energy_line(60, devices=(4_320_000, 14_400, 14_400), hosts=(None, 0, 3_600))
+    lines, tree = [*journal_lines(60), whole], on_juwels()
+    assert "CO2e of the devices' energy, whole run" not in rows(
+        write_run("unknown", recipe=tree, lines=lines)
+    )
+    tree["cluster"]["electricity"]["grams_co2e_per_kwh"] = 100.0
+    shown = rows(write_run("known", recipe=tree, lines=lines))
+    planned = said_by_the_plan()["bill"]["energy_kwh"] / 10
+    (row,) = shown["CO2e of the devices' energy, whole run"]
+    assert row == (f"{planned:,.0f} kg", "", "0.12 kg", f"{0.12 / planned - 1:+.1%}")
+
+
 def test_the_memory_of_a_whole_process_is_not_set_beside_that_of_tensors(
     write_run: WriteRun,
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from components.checkpoint.metadata import RunProgress
+from components.config.schema.cluster import Electricity
 from components.energy.counters import EnergyReading
 from components.train.callbacks.energy_monitor import device_source, host_source
 from components.train.callbacks.metrics_logger import Curves, Metrics
@@ -19,6 +20,7 @@ __all__ = ["plant"]  # a fixture
 
 XPU = torch.device("xpu", 0)
 SOURCES = {"devices": "NVML", "hosts": "no counter: none"}
+FRANCE = Electricity(power_usage_effectiveness=1.2, grams_co2e_per_kwh=57.0)
 
 
 def counted(joules: float, seconds: float, passed: float | None = None) -> EnergyReading:
@@ -111,7 +113,7 @@ def test_a_run_that_goes_on_adds_to_what_it_used_before(tmp_path: Path) -> None:
 
 def test_a_token_has_a_share_only_if_all_devices_were_always_counted() -> None:
     whole = {"devices": counted(3_000, 10), "hosts": counted(0, 0, 5)}
-    found = summarize_energy(whole, tokens=1_500, sources=SOURCES)
+    found = summarize_energy(whole, tokens=1_500, sources=SOURCES, electricity=FRANCE)
     assert found["joules_per_token"] == 2
     assert (found["devices"]["watts"], found["devices"]["counted_fraction"]) == (300, 1)
     assert (found["hosts"]["joules"], found["hosts"]["watts"]) == (None, None)
@@ -120,5 +122,16 @@ def test_a_token_has_a_share_only_if_all_devices_were_always_counted() -> None:
         "no counter: none",
     )
     part = {"devices": counted(3_000, 10, 20), "hosts": counted(0, 0, 5)}
-    found = summarize_energy(part, tokens=1_500, sources=SOURCES)
+    found = summarize_energy(part, tokens=1_500, sources=SOURCES, electricity=FRANCE)
     assert (found["joules_per_token"], found["devices"]["counted_fraction"]) == (None, 0.5)
+    site = {"power_usage_effectiveness": 1.2, "grams_co2e_per_kwh": 57.0}
+    unknown = dict.fromkeys(("site_kwh", "kg_co2e", "site_kg_co2e"))
+    assert found["emissions"] == site | unknown
+
+
+def test_a_run_s_emissions_are_its_devices_energy_times_what_its_site_says() -> None:
+    whole = {"devices": counted(7.2e6, 10), "hosts": counted(0, 0, 5)}  # 2 kWh
+    found = summarize_energy(whole, tokens=1, sources=SOURCES, electricity=FRANCE)["emissions"]
+    assert found["site_kwh"] == pytest.approx(2.4)
+    assert found["kg_co2e"] == pytest.approx(0.114)
+    assert found["site_kg_co2e"] == pytest.approx(0.1368)

@@ -1,0 +1,56 @@
+"""Points of a study that are tokenizers: each is trained here and counted on held-out text."""
+
+import json
+from pathlib import Path
+
+from command.compose import compose_recipe
+from command.study.request import StudyRequest
+from command.study.runs import Look, PointEnding, figure_in
+from command.study.schema import TRAINED_ON, Point
+from components.build import build
+from components.data.files import replace_atomically
+from components.json_file import read_mapping
+from components.run.ownership import check_links
+from components.terminal import say
+from data_prep.fertility import EVERY, measure_tokenizer
+
+COUNTS = "fertility.json"
+
+
+def count_point(asked: StudyRequest, point: Point) -> Look:
+    """Train the tokenizer of a point into its folder and count, unless that was done before.
+
+    Raises:
+        RecipeError: a source without text, or too little text for the vocabulary.
+    """
+    folder = asked.folder_of(point)
+    if not (folder / COUNTS).is_file():
+        recipe = compose_recipe(asked.arguments_of(point))
+        say(f"tokenizer: {folder.name}")
+        folder.mkdir(parents=True, exist_ok=True)
+        found = measure_tokenizer(
+            sources=recipe.data.sources,
+            shares=recipe.data_phases[0][2],
+            tokenizer=build(recipe.tokenizer, "tokenizer"),
+            trained_on=str(point.get(TRAINED_ON, EVERY)),
+            held_out_fraction=recipe.data.held_out_fraction,
+            sample_bytes=recipe.data.tokenizer_sample_bytes,
+            folder=folder,
+        )
+        with replace_atomically(folder / COUNTS) as file:
+            file.write(json.dumps(found, indent=1).encode() + b"\n")
+    key = asked.study.objective.measured
+    return lambda: counted_in(folder, key)
+
+
+def counted_in(folder: Path, key: str) -> PointEnding | None:
+    """Read what was counted of a point; nothing if it was not.
+
+    Raises:
+        RecipeError: the study compares what is not counted.
+    """
+    if not (folder / COUNTS).is_file():
+        return None
+    check_links(folder, "run")
+    found = read_mapping(folder / COUNTS)
+    return PointEnding(figure_in(found, key, "objective.measured"), "", found)
