@@ -27,15 +27,11 @@ from components.config.suggestions import nearest
 from components.data.token_file import encode
 from components.errors import RecipeError
 from components.evaluate import text_loss
-from components.evaluate.harness import (
-    LmEvalTask,
-    ask_tasks,
-    check_installed,
-    open_harness,
-)
+from components.evaluate.harness import ask_tasks, check_installed, open_harness
 from components.evaluate.listed import ask_list
 from components.evaluate.staged import StagedData, open_staged, place_of
 from components.evaluate.task_list import TaskList
+from components.evaluate.tasks import LmEvalTask
 from components.report.pages import leave_report
 from components.terminal import say
 from data_prep.sources import open_files

@@ -8,7 +8,7 @@ import contextlib
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,31 +16,17 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from jinja2 import TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
-from components.config.suggestions import nearest
 from components.data.files import record_file
 from components.distributed.devices import compute_dtype, device_type
 from components.errors import RecipeError
+from components.evaluate.tasks import LmEvalTask, load_task
 from components.evaluate.text_loss import Tree, versions
 from components.json_file import open_regular, parse_json
 
 PACKAGE = "lm_eval"
 _CODE_KEY = "auto_map"  # of a folder's JSON files: names Python files beside them
-
-
-@dataclass(frozen=True, kw_only=True)
-class LmEvalTask:
-    """A task by its configuration, or without one by its name among those of lm-eval.
-
-    ``files`` are what the configuration was read from and reads; ``known``, names to offer.
-    """
-
-    name: str
-    config: Mapping[str, Any] | None = None
-    files: tuple[Path, ...] = ()
-    known: tuple[str, ...] = ()
 
 
 def check_installed() -> None:
@@ -85,7 +71,7 @@ def ask_tasks(
         ) as harness,
     ):
         manager = harness.manager
-        loaded = [one for task in tasks for one in _load(task, manager, Path(aside))]
+        loaded = [one for task in tasks for one in load_task(task, manager, Path(aside))]
         found = harness.ask(loaded)
     files = {task.name: task.files for task in tasks}  # a group that was asked has none
     return {
@@ -147,7 +133,7 @@ class Harness:
         Raises:
             RecipeError: it has none of that name, or cannot use the data.
         """
-        asked = _load(LmEvalTask(name=name), self.manager, Path())
+        asked = load_task(LmEvalTask(name=name), self.manager, Path())
         return Loaded(asked, [leaf for one in asked for leaf in _leaves(one)])
 
     def ask(self, loaded: list[Any]) -> Tree:
@@ -210,52 +196,3 @@ def _check_folder(folder: Path) -> None:
         if isinstance(tree, dict) and _CODE_KEY in tree:
             problem = f"names Python files under {_CODE_KEY}, and code of a folder is never run"
             raise RecipeError(str(file), problem, "use a folder without it")
-
-
-def _load(task: LmEvalTask, manager: Any, aside: Path) -> list[Any]:
-    """Build a task, or a group, which reads its data and renders its first sample.
-
-    What `datasets` makes of a task's own files lies in ``aside``.
-    """
-    spec: Any = task.name
-    if task.config is not None:
-        _check_metrics(task)
-        reading = {**task.config["dataset_kwargs"], "cache_dir": str(aside)}
-        spec = {**task.config, "dataset_kwargs": reading}
-    elif task.name not in manager.task_index:
-        known = [*task.known, *manager.all_tasks]
-        raise RecipeError("tasks", f"there is no task {task.name!r}", nearest(task.name, known))
-    try:
-        built = manager.load([spec])
-    except OSError as error:
-        raise RecipeError(
-            f"tasks.{task.name}",
-            f"its data set is not at hand: {_first_line(error)}",
-            "fetch it where there is a network (HF_HOME is its cache) and carry that over",
-        ) from None
-    except (TemplateError, ValueError, TypeError, KeyError, SyntaxError) as error:
-        problem = f"lm-eval cannot use it: {type(error).__name__}: {_first_line(error)}"
-        raise RecipeError(f"tasks.{task.name}", problem, "mend the task file") from None
-    if task.name in built.get("groups", {}):
-        return [built["groups"][task.name]]
-    return list(built["tasks"].values())
-
-
-def _check_metrics(task: LmEvalTask) -> None:
-    """Refuse a metric that lm-eval would look for elsewhere: it would run what it finds."""
-    from lm_eval.api import metrics, registry
-
-    assert metrics, "its import fills the registry"
-    for entry in (task.config or {}).get("metric_list") or ():
-        name = entry.get("metric") if isinstance(entry, dict) else entry
-        known = sorted(registry.metric_registry.keys())
-        if name not in known or entry.get("hf_evaluate"):
-            raise RecipeError(
-                f"tasks.{task.name}.metric_list",
-                f"{name!r} is no metric of lm-eval's own",
-                nearest(str(name), known),
-            )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -33,11 +33,10 @@ def ask_list(
             parts[question.task][question.part] = found
             say(f"{question.task}, {question.part}: {found['score']:.2f}")
     scores = {name: _score(asked.tasks[name], found) for name, found in parts.items()}
+    counted = [scores[name]["score"] for name, task in asked.tasks.items() if task.in_mean]
     return {
         "tasks": scores,
-        "mean": fmean(
-            one["score"] for name, one in scores.items() if asked.tasks[name].in_mean
-        ),
+        "mean": fmean(counted),
         "data": {"tasks.json": data.sha256},
         "versions": versions("transformers", "lm-eval", "datasets"),
     }

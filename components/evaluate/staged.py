@@ -19,6 +19,7 @@ from pydantic import Field
 from components.data.files import FileRecord, record_file, replace_atomically, verify_file
 from components.errors import RecipeError
 from components.evaluate.task_list import Question, TaskList
+from components.evaluate.tasks import first_line
 from components.run.records import Natural, RunRecord, read_checked
 
 RECORD = "tasks.json"
@@ -89,7 +90,7 @@ def fetch(asked: TaskList, folder: Path, manager: Any, say: Say) -> Path:
                         with replace_atomically(target / f"{split}.parquet") as file:
                             found[split].to_parquet(file)
             except (OSError, ValueError, KeyError) as error:
-                problem = f"{path}, {config}: {_first_line(error)}"
+                problem = f"{path}, {config}: {first_line(error)}"
                 remedy = "stage where there is a network; the same command again goes on"
                 raise RecipeError("tasks", problem, remedy) from None
         for split in splits:
@@ -199,10 +200,6 @@ def _revision(path: str) -> str | None:
     try:
         return HfApi().dataset_info(path).sha
     except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
-        problem = f"{path}: {_first_line(error)}"
+        problem = f"{path}: {first_line(error)}"
         remedy = "stage where there is a network; the same command again goes on"
         raise RecipeError("tasks", problem, remedy) from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

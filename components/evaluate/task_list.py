@@ -30,7 +30,7 @@ class ListedTask(Section):
     asks: Texts
     dataset: str
     split: str
-    version: float
+    version: float | str
     num_fewshot: Annotated[int, Field(ge=0)]
     metric: str
     source: str

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-import subprocess
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 
 import pytest
 
-from tests.cluster.staging.test_install import OFFLINE
-from tests.life.conftest import TINY, Program, act, command, environment
+from command.task_lists import list_names, read_list
+from components.errors import RecipeError
+from tests.life.conftest import TINY, Program, act
 from tests.life.hub import write_hub
 
 pytestmark = [
@@ -22,6 +23,7 @@ pytestmark = [
         find_spec("lm_eval") is None,
         reason="lm-eval is not installed: requirements/evaluate.lock",
     ),
+    pytest.mark.timeout(1_200),  # 65 data sets are staged and read, twice by lm-eval itself
 ]
 PUBLISHED = {"score_arc_easy": 70.2, "score_mmlu": 25.9, "score_average": 60.3}
 RUN = (
@@ -58,22 +60,21 @@ def trained(home: Path, manager: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def evaluated(home: Path, trained: Path) -> list[dict[str, Any]]:
-    """Both checkpoints by the program itself, where no network is and the hub is gone."""
-    if (
-        shutil.which(WITHOUT_NETWORK[0]) is None
-        or subprocess.run([*OFFLINE, "true"], capture_output=True).returncode
-    ):
-        pytest.skip("no network namespace can be made here")
+    """Both checkpoints, from another folder than the hub's, where no connection is made."""
+
+    def refuse(*_: object) -> None:
+        raise OSError("there is no network here")
+
     aside = home.with_name(f"{home.name}-elsewhere")
     aside.mkdir()
-    words = ("action=evaluate", f"run={trained}", "tasks=mula9", "checkpoints=all")
-    done = subprocess.run(
-        [*OFFLINE, *command(*words, "output=json")],
-        capture_output=True, text=True, cwd=aside, env=environment(), check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout)["checkpoints"]
-    return found
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("connect", "connect_ex"):
+            patched.setattr(socket.socket, name, refuse)
+        patched.setattr(socket, "getaddrinfo", refuse)
+        words = (f"run={trained}", "tasks=mula9", "checkpoints=all")
+        assert act(aside, "action=evaluate", *words) == 0
+    files = sorted((trained / "evaluation").glob("*.json"))
+    return [json.loads(file.read_text()) for file in files]
 
 
 def own_figures(home: Path, export: Path, manager: Any) -> dict[str, Any]:
@@ -116,9 +117,7 @@ def test_each_checkpoint_has_its_scores_beside_those_published(
 ) -> None:
     assert [one["tokens_trained"] for one in evaluated] == [1_024, 2_048]
     for one in evaluated:
-        kept = json.loads((trained / "evaluation" / f"{one['checkpoint']}.json").read_text())
-        scores = kept["scores"]["mula9"]
-        assert scores == one["scores"]["mula9"]
+        scores = one["scores"]["mula9"]
         assert scores["published"] == PUBLISHED["score_average"]
         beside = {name: task["published"] for name, task in scores["tasks"].items()}
         assert beside["arc_easy"] == PUBLISHED["score_arc_easy"]
@@ -166,3 +165,43 @@ def test_data_that_were_changed_or_are_of_another_list_are_refused(
     record.write_text(json.dumps(tree | {"reads": "0" * 64}))
     assert "was staged for another mula9" in program(*words, status=2).stderr
     record.write_text(json.dumps(tree))
+
+
+def test_another_version_or_metric_than_the_list_names_is_refused(
+    home: Path, trained: Path, evaluated: list[dict[str, Any]]
+) -> None:
+    from components.evaluate.harness import open_harness
+    from components.evaluate.listed import ask_list
+    from components.evaluate.staged import open_staged
+
+    asked = read_list("mula9")
+    data = open_staged(asked, home / "prepared" / "tasks-mula9")
+    export = trained / "export" / evaluated[0]["checkpoint"]
+    with open_harness(export, compute=None, most_rows=4) as harness:
+        for changed, problem in (
+            ({"version": 9.0}, r"piqa has version 1.0, the list's 9.0"),
+            ({"metric": "bleu"}, r"piqa has no metric 'bleu'"),
+        ):
+            piqa = asked.tasks["piqa"].model_copy(update=changed)
+            other = asked.model_copy(update={"tasks": {"piqa": piqa}})
+            with pytest.raises(RecipeError, match=problem):
+                ask_list(harness, other, data, print)
+
+
+@pytest.mark.parametrize("name", list_names())
+def test_every_list_names_tasks_as_lm_eval_has_them(name: str, manager: Any) -> None:
+    from components.evaluate.staged import leaves
+
+    asked = read_list(name)
+    for question in asked.questions():
+        task, leading = asked.tasks[question.task], manager.task_index[question.asked].cfg
+        own = [*leaves(question.asked, manager.task_index)]
+        version = (leading.get("metadata") or {}).get("version", "Yaml")
+        assert version == task.version, question.part
+        for one in own:
+            assert task.split == (one.get("test_split") or one["validation_split"])
+            assert task.metric in {one["metric"] for one in one["metric_list"]} | {"acc_norm"}
+            if not asked.each:  # of several languages only English is lm-eval's own
+                assert question.dataset == one["dataset_path"]
+                config = one.get("dataset_name") or "default"
+                assert question.config_of(one.get("dataset_name")) == config
