@@ -162,7 +162,9 @@ def find_asked(arguments: Arguments, staged: Path) -> Asked:
     Raises:
         RecipeError: a list whose data are not there, or a task that is none.
     """
-    known = list_names()
+    folder = arguments.tasks_folder
+    own = set() if folder is None else {file.stem for file in folder.glob("*.yaml")}
+    known = {*list_names()} - own  # a file of the user's is what he means
     lists = {name: read_list(name) for name in arguments.tasks if name in known}
     found = {
         name: (asked, open_staged(asked, place_of(name, staged)))

@@ -33,6 +33,9 @@ def ask_list(
             parts[question.task][question.part] = found
             say(f"{question.task}, {question.part}: {found['score']:.2f}")
     scores = {name: _score(asked.tasks[name], found) for name, found in parts.items()}
+    for name, task in asked.tasks.items():
+        if task.departs:
+            say(f"{name} departs from its source: {task.departs}")
     counted = [scores[name]["score"] for name, task in asked.tasks.items() if task.in_mean]
     return {
         "tasks": scores,

@@ -65,7 +65,7 @@ def test_each_split_is_fetched_once_and_recorded(
     assert len(said) == 1
     names = [Path(one).name for one in open_staged(listed(str(hub)), place).names]
     assert names == ["train.parquet", "validation.parquet", "test.parquet"]
-    assert not [*place.glob("tmp*")]
+    assert len([*place.iterdir()]) == 2  # one data set and the record: no cache is left
 
 
 def test_a_data_set_that_is_not_to_be_had_says_how_to_go_on(
