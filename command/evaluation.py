@@ -135,7 +135,7 @@ def _ask(arguments: Arguments, trained: RunCheckpoint, recipe: Recipe) -> Tree:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TaskRequest:
     """What ``tasks=`` names: tasks one by one, and lists with their staged data."""
 
     tasks: list[LmEvalTask]
@@ -156,7 +156,7 @@ class Asked:
         return sections
 
 
-def find_asked(arguments: Arguments, staged: Path) -> Asked:
+def find_asked(arguments: Arguments, staged: Path) -> TaskRequest:
     """Find what ``tasks=`` names; the data of a list lie in ``staged``.
 
     Raises:
@@ -171,7 +171,7 @@ def find_asked(arguments: Arguments, staged: Path) -> Asked:
         for name, asked in lists.items()
     }
     others = [name for name in arguments.tasks if name not in known]
-    return Asked(find_tasks(others, arguments.tasks_folder), found)
+    return TaskRequest(find_tasks(others, arguments.tasks_folder), found)
 
 
 def find_tasks(names: list[str], folder: Path | None) -> list[LmEvalTask]:

@@ -93,7 +93,7 @@ def ask_tasks(
 
 
 @dataclass(frozen=True)
-class Loaded:
+class BuiltTask:
     """A task or a group of lm-eval, and its tasks."""
 
     asked: list[Any]
@@ -127,14 +127,14 @@ class Harness:
             batch_size=self.most_rows,
         )
 
-    def load(self, name: str) -> Loaded:
+    def load(self, name: str) -> BuiltTask:
         """Build one of the tasks or groups that lm-eval ships, which reads its data.
 
         Raises:
             RecipeError: it has none of that name, or cannot use the data.
         """
         asked = load_task(LmEvalTask(name=name), self.manager, Path())
-        return Loaded(asked, [leaf for one in asked for leaf in _leaves(one)])
+        return BuiltTask(asked, [leaf for one in asked for leaf in _leaves(one)])
 
     def ask(self, loaded: list[Any]) -> Tree:
         """Return all that lm-eval says of these tasks."""

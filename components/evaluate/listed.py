@@ -8,7 +8,7 @@ from statistics import fmean
 from components.errors import RecipeError
 from components.evaluate.harness import Harness, install_again
 from components.evaluate.staged import StagedData, reading
-from components.evaluate.task_list import ListedTask, Question, TaskList
+from components.evaluate.task_list import ListedTask, TaskList, TaskQuestion
 from components.evaluate.text_loss import Tree, versions
 
 PER_CENT = 100
@@ -59,7 +59,7 @@ def _score(task: ListedTask, parts: dict[str, Tree]) -> Tree:
     }
 
 
-def _ask(harness: Harness, question: Question, task: ListedTask) -> Tree:
+def _ask(harness: Harness, question: TaskQuestion, task: ListedTask) -> Tree:
     """Ask one task or group, with the list's shots."""
     loaded = harness.load(question.asked)
     for leaf in loaded.leaves:
@@ -68,7 +68,7 @@ def _ask(harness: Harness, question: Question, task: ListedTask) -> Tree:
             leaf.set_config(key=key, value=template)
     found = harness.ask(loaded.asked)
     figures = found["results"][question.asked]
-    if (version := found["versions"].get(question.asked)) != task.version:
+    if not _same(version := found["versions"].get(question.asked), task.version):
         problem = f"lm-eval's {question.asked} has version {version}, the list's {task.version}"
         raise RecipeError(f"tasks.{question.task}", problem, install_again())
     scores = dict(_of_metric(figures, task.metric))
@@ -83,6 +83,11 @@ def _ask(harness: Harness, question: Question, task: ListedTask) -> Tree:
         "standard_error": PER_CENT * error if isinstance(error, float) else None,
         "samples": sum(one["effective"] for one in counts.values()),
     }
+
+
+def _same(one: object, other: object) -> bool:
+    """Compare versions: of a task a number is one, of a group it is text."""
+    return str(one).removesuffix(".0") == str(other).removesuffix(".0")
 
 
 def _of_metric(figures: Tree, metric: str) -> Iterator[tuple[str, float]]:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from components.data.files import FileRecord, record_file, replace_atomically, verify_file
 from components.errors import RecipeError
-from components.evaluate.task_list import Question, TaskList
+from components.evaluate.task_list import TaskList, TaskQuestion
 from components.evaluate.tasks import first_line
 from components.run.records import Natural, RunRecord, read_checked
 
@@ -138,7 +138,7 @@ def open_staged(asked: TaskList, place: Path) -> StagedData:
 
 
 @contextlib.contextmanager
-def reading(question: Question, data: StagedData, aside: Path) -> Iterator[None]:
+def reading(question: TaskQuestion, data: StagedData, aside: Path) -> Iterator[None]:
     """Let ``datasets`` open staged files alone, whatever a task of lm-eval asks it for."""
     import datasets
 

@@ -50,7 +50,7 @@ class TaskList(Section):
     words: Texts  # of every language that has no other
     tasks: FrozenMapping[ListedTask]
 
-    def questions(self) -> Iterator["Question"]:
+    def questions(self) -> Iterator["TaskQuestion"]:
         """List what lm-eval is asked, one after the other."""
         for name, task in self.tasks.items():
             for language, own in (self.each or {"": {}}).items():
@@ -60,7 +60,7 @@ class TaskList(Section):
                     "doc_to_choice": _filled(task.doc_to_choice, words),
                 }
                 for asked, config in task.asks.items():
-                    yield Question(
+                    yield TaskQuestion(
                         task=name,
                         part="-".join(filter(None, (asked, language))),
                         asked=asked,
@@ -71,7 +71,7 @@ class TaskList(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class TaskQuestion:
     """A task or group of lm-eval, the data set that it reads, and templates that are others."""
 
     task: str
