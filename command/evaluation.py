@@ -7,19 +7,31 @@ below, whose data are local files. What a template may do, `Harness` bounds.
 """
 
 import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from command.actions.export import RunCheckpoint, export_place, export_trained, open_trained
+from command.actions.export import (
+    RunCheckpoint,
+    export_place,
+    export_trained,
+    kept_tokens,
+    open_trained,
+)
 from command.arguments import Arguments
 from command.recipe.yaml_file import read_data
+from command.task_lists import list_names, read_list
 from components.build import build
 from components.config.schema.recipe import Recipe, check_recipe
 from components.config.suggestions import nearest
 from components.data.token_file import encode
 from components.errors import RecipeError
 from components.evaluate import text_loss
-from components.evaluate.harness import LmEvalTask, ask_tasks, check_installed
+from components.evaluate.harness import ask_tasks, check_installed, open_harness
+from components.evaluate.listed import ask_list
+from components.evaluate.staged import StagedData, open_staged, place_of
+from components.evaluate.task_list import TaskList
+from components.evaluate.tasks import LmEvalTask
 from components.report.pages import leave_report
 from components.terminal import say
 from data_prep.sources import open_files
@@ -50,7 +62,7 @@ def evaluate_run(arguments: Arguments) -> Tree:
         tree[part][name] = arguments.values.get(key, tree[part][name])
     recipe = check_recipe(tree)
     if arguments.tasks:
-        section = {"tasks": _ask_tasks(arguments, trained, recipe)}
+        section = beside_published(_ask(arguments, trained, recipe), trained.recipe)
     elif arguments.text is not None:
         section = {"texts": _judge_own(trained, recipe, arguments.text)}
     else:
@@ -63,6 +75,26 @@ def evaluate_run(arguments: Arguments) -> Tree:
     return kept
 
 
+def evaluate_all(arguments: Arguments) -> list[Tree]:
+    """Answer the same question about every checkpoint that a run kept, one after the other.
+
+    Raises:
+        RecipeError: as `evaluate_run`, at the first checkpoint that cannot be evaluated.
+    """
+    kept = kept_tokens(open_trained(arguments).folder)
+    return [evaluate_run(replace(arguments, at_tokens=tokens)) for tokens in kept]
+
+
+def beside_published(section: Tree, recipe: Recipe) -> Tree:
+    """Put beside each score what the recipe's sources have: ``score_TASK``, in per cent."""
+    for scores in section.get("scores", {}).values():
+        averaged = {"average": scores}
+        for name, one in {**scores["tasks"], **averaged}.items():
+            figure = recipe.published.get(f"score_{name}")
+            one["published"] = None if figure is None else float(figure.value)
+    return section
+
+
 def evaluate_folder(folder: Path, arguments: Arguments) -> Tree:
     """Ask tasks of a folder of Hugging Face, in the precision that it states.
 
@@ -70,8 +102,8 @@ def evaluate_folder(folder: Path, arguments: Arguments) -> Tree:
         RecipeError: it is no such folder, or a task cannot be asked.
     """
     check_installed()
-    tasks = find_tasks([*arguments.tasks], arguments.tasks_folder)
-    return {"folder": str(folder), "tasks": ask_tasks(folder, tasks, compute=None, most_rows=1)}
+    asked = find_asked(arguments, arguments.tasks_folder or Path())
+    return {"folder": str(folder), **asked.ask(folder, compute=None, most_rows=1)}
 
 
 def _judge_own(trained: RunCheckpoint, recipe: Recipe, file: Path) -> Tree:
@@ -89,16 +121,57 @@ def _judge_own(trained: RunCheckpoint, recipe: Recipe, file: Path) -> Tree:
     return {str(file): {"sha256": hashes, **answer}}
 
 
-def _ask_tasks(arguments: Arguments, trained: RunCheckpoint, recipe: Recipe) -> Tree:
-    """Export the checkpoint unless that is done, and ask the tasks of the folder."""
+def _ask(arguments: Arguments, trained: RunCheckpoint, recipe: Recipe) -> Tree:
+    """Export the checkpoint unless that is done, and ask the folder."""
     check_installed()
-    tasks = find_tasks([*arguments.tasks], arguments.tasks_folder)
+    beside = Path(trained.folder.data.folder).parent  # where staged data are brought
+    asked = find_asked(arguments, arguments.tasks_folder or beside)
     target = export_place(trained)
     if not target.exists():
         export_trained(trained, target, rows="published")
         say(f"exported to {target}")
     compute, rows = recipe.precision.compute, recipe.parallelism.microbatch_sequences
-    return ask_tasks(target, tasks, compute=compute, most_rows=rows)
+    return asked.ask(target, compute=compute, most_rows=rows)
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """What ``tasks=`` names: tasks one by one, and lists with their staged data."""
+
+    tasks: list[LmEvalTask]
+    lists: dict[str, tuple[TaskList, StagedData]]
+
+    def ask(self, folder: Path, *, compute: str | None, most_rows: int) -> Tree:
+        """Ask everything of an exported folder, and return the sections of the result."""
+        sections: Tree = {}
+        if self.tasks:
+            found = ask_tasks(folder, self.tasks, compute=compute, most_rows=most_rows)
+            sections["tasks"] = found
+        if self.lists:
+            with open_harness(folder, compute=compute, most_rows=most_rows) as harness:
+                sections["scores"] = {
+                    name: ask_list(harness, asked, data, say)
+                    for name, (asked, data) in self.lists.items()
+                }
+        return sections
+
+
+def find_asked(arguments: Arguments, staged: Path) -> TaskRequest:
+    """Find what ``tasks=`` names; the data of a list lie in ``staged``.
+
+    Raises:
+        RecipeError: a list whose data are not there, or a task that is none.
+    """
+    folder = arguments.tasks_folder
+    own = set() if folder is None else {file.stem for file in folder.glob("*.yaml")}
+    known = {*list_names()} - own  # a file of the user's is what he means
+    lists = {name: read_list(name) for name in arguments.tasks if name in known}
+    found = {
+        name: (asked, open_staged(asked, place_of(name, staged)))
+        for name, asked in lists.items()
+    }
+    others = [name for name in arguments.tasks if name not in known]
+    return TaskRequest(find_tasks(others, arguments.tasks_folder), found)
 
 
 def find_tasks(names: list[str], folder: Path | None) -> list[LmEvalTask]:
@@ -110,8 +183,9 @@ def find_tasks(names: list[str], folder: Path | None) -> list[LmEvalTask]:
     if folder is not None and not folder.is_dir():
         raise RecipeError("tasks_folder", f"{folder} is no folder", "name one of task files")
     own = {} if folder is None else {file.stem: file for file in folder.glob("*.yaml")}
+    known = (*own, *list_names())
     return [
-        _read_task(name, own[name]) if name in own else LmEvalTask(name=name, known=tuple(own))
+        _read_task(name, own[name]) if name in own else LmEvalTask(name=name, known=known)
         for name in names
     ]
 

@@ -112,6 +112,7 @@ Files = Annotated[tuple[Path, ...], _read_paths]
 Names = Annotated[tuple[str, ...], _read_names]
 Layouts = Annotated[tuple[dict[str, Any], ...], _read_layouts]
 Rows = Annotated[Literal["published", "padded"], one_of("published", "padded")]
+Checkpoints = Annotated[Literal["newest", "all"], one_of("newest", "all")]
 Output = Annotated[Literal["text", "json"], one_of("text", "json")]
 Flag = Annotated[bool, _value(bool, "is neither true nor false", "write {key}=true")]
 Parameters = Annotated[int | None, _read_parameters]
@@ -137,8 +138,9 @@ class Options:
         None
     )
     text: Annotated[File, "a text to judge, or a pattern"] = None
-    tasks: Annotated[Names, "tasks of lm-eval: [NAME,...]"] = ()
-    tasks_folder: Annotated[File, "a folder of own tasks"] = None
+    tasks: Annotated[Names, "a list, as mula9, or tasks of lm-eval: [NAME,...]"] = ()
+    tasks_folder: Annotated[File, "a folder of own tasks, or of staged lists"] = None
+    checkpoints: Annotated[Checkpoints, "all: evaluate each that is kept"] = "newest"
     rows: Annotated[Rows, "of the embedding: published, padded"] = "published"
     at_tokens: Annotated[Tokens, "the checkpoint after so many tokens, else the newest"] = None
     fresh_optimizer: Annotated[Flag, "begin with moments of 0; weights alone will do"] = False

@@ -1,7 +1,7 @@
 """Judge a checkpoint: its loss on held-out text or the user's own, or tasks of lm-eval."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from command.arguments import Arguments
@@ -10,6 +10,7 @@ from components.errors import RecipeError
 from components.report import numbers
 from components.report.held_out import AS_MIXTURE, PLAIN_MEAN
 from components.report.measurements import task_grid, text_grid
+from components.report.scores import score_grid
 from components.report.tables import terminal_table
 from components.terminal import console
 
@@ -21,7 +22,7 @@ def _print(result: Mapping[str, Any]) -> None:
     else:
         step, checkpoint = result["step"], result["checkpoint"]
         out.print(f"{result['recipe']}, scale {result['scale']}, step {step:,}: {checkpoint}")
-    for grid in (text_grid(result), task_grid(result)):
+    for grid in (text_grid(result), task_grid(result), score_grid(result)):
         if grid.rows:
             out.print(terminal_table(grid))
     if "held_out" in result:
@@ -34,13 +35,22 @@ def _print(result: Mapping[str, Any]) -> None:
         )
 
 
+def _print_all(results: Sequence[Mapping[str, Any]]) -> None:
+    for result in results:
+        _print(result)
+
+
 def run(arguments: Arguments) -> None:
     """Evaluate ``run=FOLDER``, or ask tasks of an exported ``file=FOLDER`` and keep nothing."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports what reads it
-    from command.evaluation import evaluate_folder, evaluate_run  # imports torch
+    from command.evaluation import evaluate_all, evaluate_folder, evaluate_run  # imports torch
 
     if arguments.tasks_folder is not None and not arguments.tasks:
         raise RecipeError("tasks_folder", "no task of it is named", "write tasks=[NAME]")
+    if arguments.checkpoints == "all":
+        results = evaluate_all(arguments)
+        print_result(arguments.output, {"checkpoints": results}, lambda: _print_all(results))
+        return
     if arguments.file is None:
         result = evaluate_run(arguments)
     elif arguments.tasks:

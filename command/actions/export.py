@@ -55,13 +55,19 @@ def open_trained(arguments: Arguments) -> RunCheckpoint:
         for damaged in chosen.damaged:
             say(f"another checkpoint is taken: {damaged.path} {damaged.problem}")
         return RunCheckpoint(folder, recipe, chosen)
-    kinds = (complete_checkpoints(folder.checkpoints, kind) for kind in ("tokens", "weights"))
-    there = sorted({tokens_of(one) for found in kinds for one in found})
+    there = kept_tokens(folder)
     if tokens is None or not there:
         remedy = f"let it train to its first: python run.py resume={folder.path}"
         raise RecipeError("run", f"{folder.path} has no complete checkpoint", remedy)
     problem = f"{folder.path} has no complete checkpoint of {tokens:_} tokens"
     raise RecipeError("at_tokens", problem, f"it has {', '.join(f'{one:_}' for one in there)}")
+
+
+def kept_tokens(folder: RunFolder) -> list[int]:
+    """List after how many tokens a run kept a checkpoint, full or of weights alone."""
+    full = complete_checkpoints(folder.checkpoints)
+    weights = complete_checkpoints(folder.checkpoints, "weights")
+    return sorted({tokens_of(one) for one in (*full, *weights)})
 
 
 def export_trained(trained: RunCheckpoint, target: Path, *, rows: Rows) -> HFFamily:

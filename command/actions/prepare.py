@@ -11,6 +11,7 @@ from rich.table import Table
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
+from command.task_lists import fetch_lists
 from components.build import build
 from components.config.schema.data import Preparation, Source
 from components.config.schema.recipe import Recipe
@@ -57,9 +58,14 @@ def _listed(numbers: Mapping[str, int], most: int | None = None) -> str:
 
 
 def run(arguments: Arguments) -> None:
-    """Prepare, and print what the stages did and where the data is."""
+    """Prepare, and print what the stages did and where the data is; with ``tasks=`` theirs."""
+    recipe = compose_recipe(arguments)
+    if arguments.tasks:
+        for place in fetch_lists(arguments, Path(recipe.data.folder)):
+            tell(str(place))
+        return
     try:
-        data = prepare_data(compose_recipe(arguments), arguments.site, anew=True)
+        data = prepare_data(recipe, arguments.site, anew=True)
     except QueuedError as error:
         tell(str(error))
         return

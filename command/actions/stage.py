@@ -7,6 +7,7 @@ from cluster import staging
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
+from command.task_lists import fetch_lists
 from components.config.schema.recipe import Recipe
 from components.data.files import replace_atomically
 from components.errors import RecipeError
@@ -14,7 +15,7 @@ from components.run.provenance import parts_of
 from components.sharing.prepared import note_staged
 from components.terminal import say, tell
 
-COMMAND_ONLY = ("action=", "file=", "site.", "output=")
+COMMAND_ONLY = ("action=", "file=", "tasks=", "site.", "output=")
 
 
 def run(arguments: Arguments) -> None:
@@ -27,10 +28,13 @@ def run(arguments: Arguments) -> None:
     staging.open_stage(folder)
     commit = staging.bundle_code(ROOT, folder)
     say(f"code: {commit[:12]}")
-    wheels = staging.fetch_packages(ROOT / "requirements", locks_of(recipe), target, folder)
+    locks = locks_of(recipe) + (["evaluate.lock"] if arguments.tasks else [])
+    wheels = staging.fetch_packages(ROOT / "requirements", locks, target, folder)
     provided = f"; {', '.join(target.provided)} by its modules" if target.provided else ""
     say(f"packages: {len(wheels)} wheels for Python {target.python}{provided}")
     without = _stage_data(recipe, arguments, folder)
+    for place in fetch_lists(arguments, Path(recipe.data.folder)):
+        staging.copy_tree(place, folder / "prepared" / place.name)
     image = stage_image(user.image, folder)
     words = tuple(word for word in arguments.words if not word.startswith(COMMAND_ONLY))
     staging.write_installer(folder, recipe, target, commit=commit, image=image, words=words)

@@ -8,38 +8,25 @@ import contextlib
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from jinja2 import TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
-from components.config.suggestions import nearest
 from components.data.files import record_file
 from components.distributed.devices import compute_dtype, device_type
 from components.errors import RecipeError
+from components.evaluate.tasks import LmEvalTask, load_task
 from components.evaluate.text_loss import Tree, versions
 from components.json_file import open_regular, parse_json
 
 PACKAGE = "lm_eval"
 _CODE_KEY = "auto_map"  # of a folder's JSON files: names Python files beside them
-
-
-@dataclass(frozen=True, kw_only=True)
-class LmEvalTask:
-    """A task by its configuration, or without one by its name among those of lm-eval.
-
-    ``files`` are what the configuration was read from and reads; ``known``, names to offer.
-    """
-
-    name: str
-    config: Mapping[str, Any] | None = None
-    files: tuple[Path, ...] = ()
-    known: tuple[str, ...] = ()
 
 
 def check_installed() -> None:
@@ -52,8 +39,13 @@ def check_installed() -> None:
         raise RecipeError(
             "tasks",
             "lm-eval is not installed",
-            "python -m pip install --require-hashes --no-deps -r requirements/evaluate.lock",
+            install_again(),
         )
+
+
+def install_again() -> str:
+    """Give the command that brings the version of lm-eval that is meant."""
+    return "python -m pip install --require-hashes --no-deps -r requirements/evaluate.lock"
 
 
 def ask_tasks(
@@ -68,9 +60,19 @@ def ask_tasks(
         RecipeError: no folder of Hugging Face, a folder with code, an unknown task or metric,
             or a task whose data are not at hand.
     """
-    _check_folder(folder)
-    with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as aside:
-        found = _evaluate(folder, tasks, compute, most_rows, Path(aside))
+    with (
+        tempfile.TemporaryDirectory() as aside,
+        # What lm-eval ships are thousands of files: they are indexed only for one of theirs.
+        open_harness(
+            folder,
+            compute=compute,
+            most_rows=most_rows,
+            shipped=any(task.config is None for task in tasks),
+        ) as harness,
+    ):
+        manager = harness.manager
+        loaded = [one for task in tasks for one in load_task(task, manager, Path(aside))]
+        found = harness.ask(loaded)
     files = {task.name: task.files for task in tasks}  # a group that was asked has none
     return {
         name: {
@@ -90,40 +92,93 @@ def ask_tasks(
     }
 
 
-def _evaluate(
-    folder: Path, tasks: Sequence[LmEvalTask], compute: str | None, most_rows: int, aside: Path
-) -> Tree:
-    """Load the tasks and the model, and ask; no template reaches Python's attributes.
+@dataclass(frozen=True)
+class BuiltTask:
+    """A task or a group of lm-eval, and its tasks."""
+
+    asked: list[Any]
+    leaves: list[Any]
+
+
+@dataclass(frozen=True)
+class Harness:
+    """lm-eval with the model of a folder; ``manager`` has its tasks."""
+
+    folder: Path
+    compute: str | None
+    most_rows: int
+    manager: Any
+
+    @cached_property
+    def model(self) -> Any:
+        """lm-eval's ``HFLM``, loaded when the first task is asked."""
+        from lm_eval.models.huggingface import HFLM
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        device = torch.device(device_type("auto"))
+        dtype = "auto" if self.compute is None else compute_dtype(self.compute, device)
+        safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=dtype, use_safetensors=True, **safe
+        )
+        return HFLM(
+            pretrained=model.to(device),
+            tokenizer=AutoTokenizer.from_pretrained(self.folder, **safe),
+            batch_size=self.most_rows,
+        )
+
+    def load(self, name: str) -> BuiltTask:
+        """Build one of the tasks or groups that lm-eval ships, which reads its data.
+
+        Raises:
+            RecipeError: it has none of that name, or cannot use the data.
+        """
+        asked = load_task(LmEvalTask(name=name), self.manager, Path())
+        return BuiltTask(asked, [leaf for one in asked for leaf in _leaves(one)])
+
+    def ask(self, loaded: list[Any]) -> Tree:
+        """Return all that lm-eval says of these tasks."""
+        from lm_eval import simple_evaluate
+
+        found = simple_evaluate(
+            model=self.model, tasks=loaded, task_manager=self.manager, log_samples=False
+        )
+        assert found is not None, "one process is the first rank"
+        tree: Tree = found
+        return tree
+
+
+@contextlib.contextmanager
+def open_harness(
+    folder: Path, *, compute: str | None, most_rows: int, shipped: bool = True
+) -> Iterator[Harness]:
+    """Bound what lm-eval does: no template reaches Python's attributes, nothing is printed.
 
     lm-eval itself renders them unguarded.
+
+    Raises:
+        RecipeError: no folder of Hugging Face, or a folder with code.
     """
-    from lm_eval import simple_evaluate, utils
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    _check_folder(folder)
+    from lm_eval import utils
 
     newline = utils.env.keep_trailing_newline
     guarded = SandboxedEnvironment(undefined=utils.env.undefined, keep_trailing_newline=newline)
     guarded.filters.update(utils.env.filters)
-    with patch.object(utils, "env", guarded):
-        # What lm-eval ships are thousands of files: they are indexed only for a task of theirs.
-        manager = TaskManager(include_defaults=any(task.config is None for task in tasks))
-        loaded = [one for task in tasks for one in _load(task, manager, aside)]
-        device = torch.device(device_type("auto"))
-        dtype = "auto" if compute is None else compute_dtype(compute, device)
-        safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, use_safetensors=True, **safe
-        )
-        lm = HFLM(
-            pretrained=model.to(device),
-            tokenizer=AutoTokenizer.from_pretrained(folder, **safe),
-            batch_size=most_rows,
-        )
-        found = simple_evaluate(model=lm, tasks=loaded, task_manager=manager, log_samples=False)
-    assert found is not None, "one process is the first rank"
-    tree: Tree = found
-    return tree
+    with contextlib.redirect_stdout(sys.stderr), patch.object(utils, "env", guarded):
+        yield Harness(folder, compute, most_rows, task_manager(shipped=shipped))
+
+
+@cache
+def task_manager(*, shipped: bool) -> Any:
+    """Index the tasks of lm-eval once a process; without ``shipped`` there are none."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_defaults=shipped)
+
+
+def _leaves(built: Any) -> list[Any]:
+    return list(built.get_all_tasks()) if hasattr(built, "get_all_tasks") else [built]
 
 
 def _check_folder(folder: Path) -> None:
@@ -141,52 +196,3 @@ def _check_folder(folder: Path) -> None:
         if isinstance(tree, dict) and _CODE_KEY in tree:
             problem = f"names Python files under {_CODE_KEY}, and code of a folder is never run"
             raise RecipeError(str(file), problem, "use a folder without it")
-
-
-def _load(task: LmEvalTask, manager: Any, aside: Path) -> list[Any]:
-    """Build a task, or a group, which reads its data and renders its first sample.
-
-    What `datasets` makes of a task's own files lies in ``aside``.
-    """
-    spec: Any = task.name
-    if task.config is not None:
-        _check_metrics(task)
-        reading = {**task.config["dataset_kwargs"], "cache_dir": str(aside)}
-        spec = {**task.config, "dataset_kwargs": reading}
-    elif task.name not in manager.task_index:
-        known = [*task.known, *manager.all_tasks]
-        raise RecipeError("tasks", f"there is no task {task.name!r}", nearest(task.name, known))
-    try:
-        built = manager.load([spec])
-    except OSError as error:
-        raise RecipeError(
-            f"tasks.{task.name}",
-            f"its data set is not at hand: {_first_line(error)}",
-            "fetch it where there is a network (HF_HOME is its cache) and carry that over",
-        ) from None
-    except (TemplateError, ValueError, TypeError, KeyError, SyntaxError) as error:
-        problem = f"lm-eval cannot use it: {type(error).__name__}: {_first_line(error)}"
-        raise RecipeError(f"tasks.{task.name}", problem, "mend the task file") from None
-    if task.name in built.get("groups", {}):
-        return [built["groups"][task.name]]
-    return list(built["tasks"].values())
-
-
-def _check_metrics(task: LmEvalTask) -> None:
-    """Refuse a metric that lm-eval would look for elsewhere: it would run what it finds."""
-    from lm_eval.api import metrics, registry
-
-    assert metrics, "its import fills the registry"
-    for entry in (task.config or {}).get("metric_list") or ():
-        name = entry.get("metric") if isinstance(entry, dict) else entry
-        known = sorted(registry.metric_registry.keys())
-        if name not in known or entry.get("hf_evaluate"):
-            raise RecipeError(
-                f"tasks.{task.name}.metric_list",
-                f"{name!r} is no metric of lm-eval's own",
-                nearest(str(name), known),
-            )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -57,6 +57,7 @@ _CONVENTIONS = {
     "documents": "those of which a token was predicted",
     "vocabulary": "rows added for training are in the softmax, as in training",
 }
+_BY_NAME = ("texts", "tasks", "scores")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +200,8 @@ def keep(folder: RunFolder, recipe: Recipe, marker: Marker, section: Tree) -> Tr
         "conventions": _CONVENTIONS,
     }
     for key, value in section.items():
-        # Texts and tasks are asked for by themselves.
-        after[key] = before.get(key, {}) | value if key in {"texts", "tasks"} else value
+        # Texts, tasks and lists are asked for by themselves.
+        after[key] = before.get(key, {}) | value if key in _BY_NAME else value
     folder.write_json(name, after)
     return after
 

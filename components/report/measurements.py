@@ -6,6 +6,7 @@ from pathlib import Path
 from components.report import numbers
 from components.report.held_out import AS_MIXTURE, PLAIN_MEAN
 from components.report.outcome import ReportEntry, Tree
+from components.report.scores import score_grid
 from components.report.tables import Cells, Grid, grid_by_name, labelled
 from components.run.records import read_checked
 from components.run.reported import EvaluationRecord, Profile
@@ -33,7 +34,8 @@ def evaluation_grids(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
         RecipeError: a result file that cannot be read.
     """
     tables = {"evaluated_texts": text_grid, "evaluated_tasks": task_grid}
-    return _joined(entries, "checkpoint", _read_evaluations, tables)
+    tables["evaluated_scores"] = score_grid
+    return _joined(entries, "checkpoint", read_evaluations, tables)
 
 
 def profile_grids(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
@@ -67,7 +69,12 @@ def _joined(
     return joined
 
 
-def _read_evaluations(run: Path) -> list[Tree]:
+def read_evaluations(run: Path) -> list[Tree]:
+    """Read the result files of a run folder, in the order of tokens.
+
+    Raises:
+        RecipeError: one of them cannot be read.
+    """
     files, kind = sorted((run / "evaluation").glob("*.json")), EvaluationRecord
     return [read_checked(file, kind, finite=False, remedy=EVALUATE_AGAIN) for file in files]
 

@@ -76,13 +76,30 @@ class _Task(RunRecord):
     num_fewshot: Natural
 
 
+class _Score(RunRecord):
+    score: Finite
+    standard_error: Finite | None
+    metric: str
+    num_fewshot: Natural
+    samples: Natural
+    published: Finite | None = None
+
+
+class _Scores(RunRecord):
+    tasks: Mapping[str, _Score]
+    mean: Finite
+    published: Finite | None = None
+
+
 class EvaluationRecord(RunRecord):
     """``evaluation/CHECKPOINT.json``: what a checkpoint was found to be worth."""
 
     checkpoint: str
+    tokens_trained: Natural | None = None
     held_out: _HeldOut = _HeldOut.model_construct()
     texts: Mapping[str, _Judged] = {}
     tasks: Mapping[str, _Task] = {}
+    scores: Mapping[str, _Scores] = {}
 
 
 class _Reached(RunRecord):

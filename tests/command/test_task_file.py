@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from command.evaluation import find_tasks
+from command.arguments import read_point
+from command.evaluation import find_asked, find_tasks
 from components.errors import RecipeError
 
 PLAIN = """\
@@ -35,7 +36,18 @@ def test_a_task_becomes_a_mapping_with_its_files_found_beside_it(tmp_path: Path)
 
 def test_a_name_that_is_no_file_is_left_to_lm_eval(tmp_path: Path) -> None:
     (task,) = find_tasks(["arc_easy"], write(tmp_path, PLAIN))
-    assert (task.name, task.config, task.known) == ("arc_easy", None, ("animals",))
+    assert (task.name, task.config) == ("arc_easy", None)
+    assert {"animals", "mula9"} <= {*task.known}
+
+
+def test_a_file_named_as_a_list_is_the_task_that_is_meant(tmp_path: Path) -> None:
+    write(tmp_path, PLAIN)
+    (tmp_path / "animals.yaml").rename(tmp_path / "mula9.yaml")
+    (tmp_path / "mula9.yaml").write_text(PLAIN.replace("task: animals", "task: mula9"))
+    words = ("action=evaluate", "tasks=mula9", f"tasks_folder={tmp_path}")
+    asked = find_asked(read_point(words), tmp_path)
+    assert [one.name for one in asked.tasks] == ["mula9"]
+    assert not asked.lists
 
 
 @pytest.mark.parametrize(

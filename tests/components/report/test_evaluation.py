@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.report.measurements import evaluation_grids
+from components.report.measurements import evaluation_grids, read_evaluations
 from components.report.outcome import load_entries
 from components.report.page import render
+from components.report.scores import score_figure
 
 FIGURES = {
     "loss": 2.5, "perplexity": 12.182, "bits_per_byte": 1.25, "tokens": 4_100,
@@ -74,3 +75,41 @@ def test_a_damaged_result_is_named(write_run) -> None:
     (run / "evaluation" / "tokens-000000000001000.json").write_text("{")
     with pytest.raises(RecipeError, match=r"tokens-000000000001000.json: is not JSON"):
         evaluation_grids(load_entries([run]))
+
+
+def scores(score: float, published: float | None) -> dict[str, object]:
+    task = {
+        "score": score, "standard_error": 1.25, "metric": "acc_norm", "num_fewshot": 25,
+        "samples": 1_172, "published": published,
+    }  # fmt: skip
+    return {"mine": {"tasks": {"arc": task}, "mean": score, "published": None}}
+
+
+def test_a_score_stands_beside_the_published_one(write_run) -> None:
+    run = write_run("a")
+    evaluated(run, 1_000, tokens_trained=1_000, scores=scores(55.5, 55.8))
+    rows = evaluation_grids(load_entries([run]))["evaluated_scores"].rows
+    shape = ("acc_norm", "25", "1,172")
+    assert [row[1:] for row in rows] == [
+        ("mine", "arc", *shape, "55.50", "1.25", "55.8", "-0.3"),
+        ("mine", "mean", "", "", "", "55.50", "—", "—", "—"),
+    ]
+
+
+def test_scores_of_two_checkpoints_are_a_curve_over_tokens(write_run) -> None:
+    run, other = write_run("a"), write_run("b")
+    for tokens, score in ((1_000, 25.0), (2_000, 30.0)):
+        evaluated(run, tokens, tokens_trained=tokens, scores=scores(score, None))
+    evaluated(other, 1_000, tokens_trained=1_000, scores=scores(26.0, None))
+    entries = load_entries([run, other])
+    trees = [read_evaluations(one.run.folder) for one in entries]
+    figure = score_figure(entries[:1], trees[:1])
+    assert figure is not None
+    drawn = {trace.name: (trace.x, trace.y) for trace in figure.data}
+    curve = ((1_000, 2_000), (25.0, 30.0))
+    assert drawn == {"mine, mean": curve, "arc": curve}
+    both = score_figure(entries, trees)
+    assert both is not None
+    assert [trace.name for trace in both.data] == ["a: mine, mean"]  # b has one point
+    assert score_figure(entries[1:], trees[1:]) is None
+    assert "Scores over tokens" in render(entries[:1])

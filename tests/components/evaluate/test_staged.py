@@ -1,0 +1,99 @@
+"""Data of a list: fetched by their names, recorded, and refused where they are not these."""
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported
+
+import pytest
+
+from components.errors import RecipeError
+from components.evaluate.task_list import TaskList
+
+pytestmark = pytest.mark.skipif(  # it is optional
+    find_spec("lm_eval") is None,
+    reason="lm-eval is not installed: requirements/evaluate.lock",
+)
+CHOICES = {"text": ["dog"], "label": ["A"]}
+ROW = json.dumps({"question": "Who barks?", "choices": CHOICES, "answerKey": "A"})
+
+
+def listed(dataset: str, *, asked: str = "arc_easy", config: str = "<config>") -> TaskList:
+    task = {
+        "asks": {asked: config}, "dataset": dataset, "split": "test", "version": 1.0,
+        "num_fewshot": 0, "metric": "acc", "source": "none",
+    }  # fmt: skip
+    tree = {"name": "mine", "why": "", "harness": "", "each": {}, "words": {}}
+    return TaskList.model_validate(tree | {"tasks": {"arc": task}})
+
+
+@pytest.fixture
+def manager() -> Any:
+    """lm-eval's tasks of ARC alone, which are soon indexed."""
+    import lm_eval.tasks
+
+    folder = Path(lm_eval.tasks.__file__).with_name("arc")
+    return lm_eval.tasks.TaskManager(include_defaults=False, include_path=str(folder))
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    folder = tmp_path / "hub"
+    lines = ["---", "configs:", "- config_name: ARC-Easy", "  data_files:"]
+    for split in ("train", "validation", "test"):
+        lines += [f"  - split: {split}", f"    path: {split}.jsonl"]
+        folder.mkdir(exist_ok=True)
+        (folder / f"{split}.jsonl").write_text(ROW + "\n")
+    (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
+    return folder
+
+
+def test_each_split_is_fetched_once_and_recorded(
+    hub: Path, tmp_path: Path, manager: Any
+) -> None:
+    from components.evaluate.staged import fetch, open_staged
+
+    said: list[str] = []
+    place = fetch(listed(str(hub)), tmp_path / "prepared", manager, said.append)
+    assert place == tmp_path / "prepared" / "tasks-mine"
+    assert len(said) == 1
+    (hub / "test.jsonl").unlink()  # what is here is not asked for again
+    assert fetch(listed(str(hub)), tmp_path / "prepared", manager, said.append) == place
+    assert len(said) == 1
+    names = [Path(one).name for one in open_staged(listed(str(hub)), place).names]
+    assert names == ["train.parquet", "validation.parquet", "test.parquet"]
+    assert len([*place.iterdir()]) == 2  # one data set and the record: no cache is left
+
+
+def test_a_data_set_that_is_not_to_be_had_says_how_to_go_on(
+    hub: Path, tmp_path: Path, manager: Any
+) -> None:
+    from components.evaluate.staged import fetch
+
+    def take(asked: TaskList) -> None:
+        fetch(asked, tmp_path / "prepared", manager, print)
+
+    with pytest.raises(RecipeError, match=r"tasks: .*hub, ARC-None: .*\n.*goes on"):
+        take(listed(str(hub), config="ARC-None"))
+    with pytest.raises(RecipeError, match=r"tasks: nobody/none: .*\n.*there is a network"):
+        take(listed("nobody/none"))
+    with pytest.raises(RecipeError, match=r"lm-eval has no task 'arc_hard' in this version"):
+        take(listed(str(hub), asked="arc_hard"))
+
+
+def test_a_task_reads_nothing_but_what_was_staged(
+    hub: Path, tmp_path: Path, manager: Any
+) -> None:
+    from components.evaluate.staged import fetch, open_staged, reading
+
+    asked = listed(str(hub))
+    data = open_staged(asked, fetch(asked, tmp_path / "prepared", manager, print))
+    (question,) = asked.questions()
+    with reading(question, data, tmp_path):
+        built = manager.load(["arc_easy"])["tasks"]["arc_easy"]
+        assert built.task_docs[0]["question"] == "Who barks?"
+        with pytest.raises(RecipeError, match=r"arc_easy reads .*, of which nothing is in"):
+            manager.load(["arc_challenge"])
