@@ -22,7 +22,7 @@ GATED_STARTS = {"loop": (12, 21), "sorted": (3, 6), "grouped": (0, 0)}
 GATE_STARTS = {"loop": (2, 5), "sorted": (1, 2), "grouped": (0, 0)}
 
 
-class Passes(NamedTuple):
+class ExpertPasses(NamedTuple):
     """Seconds, bytes or operators of a layer's forward and of its backward pass."""
 
     forward: float
@@ -55,14 +55,14 @@ def load_factor(job: TrainingJob, speed: SoftwareSpeed) -> float:
     return min(1 + beyond, float(job.layout.expert))
 
 
-def started(job: TrainingJob) -> Passes:
+def started(job: TrainingJob) -> ExpertPasses:
     """Count the operators that the host starts for a layer's experts alone."""
     forward, backward = GATED_STARTS[job.expert_path]
     if not job.shape.mlp.gated:
         less = GATE_STARTS[job.expert_path]
         forward, backward = forward - less[0], backward - less[1]
     times = held_experts(job) * _parts(job)
-    return Passes(times * forward, times * backward)
+    return ExpertPasses(times * forward, times * backward)
 
 
 def host_reads(job: TrainingJob) -> float:
@@ -78,14 +78,14 @@ def host_reads(job: TrainingJob) -> float:
     return reads
 
 
-def copied_bytes(job: TrainingJob) -> Passes:
+def copied_bytes(job: TrainingJob) -> ExpertPasses:
     """Count what the loop moves for each expert of all tokens here, not of the expert's own.
 
     Forward it copies the float32 sum, 4 bytes read and written; backward each gather of tokens
     makes a gradient of all of them, zeros but for its own, and adds it to the others'.
     """
     if job.expert_path != "loop":
-        return Passes(0.0, 0.0)
+        return ExpertPasses(0.0, 0.0)
     layout, mlp = job.layout, job.shape.mlp
     tokens = job.microbatch_tokens
     if layout.expert > 1 and layout.expert_dispatch == "all_to_all":
@@ -93,7 +93,7 @@ def copied_bytes(job: TrainingJob) -> Passes:
     elif layout.expert > 1:
         tokens *= layout.expert
     moved = held_experts(job) * tokens * job.shape.dim
-    return Passes(8 * moved, 4 * BYTES[job.compute] * moved)
+    return ExpertPasses(8 * moved, 4 * BYTES[job.compute] * moved)
 
 
 def waits(
@@ -101,7 +101,7 @@ def waits(
     hardware: Hardware,
     speed: SoftwareSpeed,
     computed: tuple[float, float],
-) -> Passes:
+) -> ExpertPasses:
     """Return what passes take longer than a layer's products and its traffic.
 
     ``computed`` are the seconds of the experts' products, forward and backward. A read drains
@@ -110,11 +110,11 @@ def waits(
     """
     read = host_reads(job) * speed.read_seconds
     if job.expert_path != "loop":
-        return Passes(read, 0.0)
+        return ExpertPasses(read, 0.0)
     rate = hardware.memory_gigabytes_per_second * 1e9
-    copies = Passes(*(moved / rate for moved in copied_bytes(job)))
-    starts = Passes(*(count * speed.start_seconds for count in started(job)))
-    return Passes(
+    copies = ExpertPasses(*(moved / rate for moved in copied_bytes(job)))
+    starts = ExpertPasses(*(count * speed.start_seconds for count in started(job)))
+    return ExpertPasses(
         read + max(copies.forward, starts.forward - computed[0]),
         max(copies.backward, starts.backward - computed[1]),
     )
