@@ -9,8 +9,7 @@ from command.outcome import print_result
 from components.errors import RecipeError
 from components.report import numbers
 from components.report.held_out import AS_MIXTURE, PLAIN_MEAN
-from components.report.measurements import task_grid, text_grid
-from components.report.scores import score_grid
+from components.report.measurements import score_grid, task_grid, text_grid
 from components.report.tables import terminal_table
 from components.terminal import console
 

@@ -28,7 +28,7 @@ def run(arguments: Arguments) -> None:
     staging.open_stage(folder)
     commit = staging.bundle_code(ROOT, folder)
     say(f"code: {commit[:12]}")
-    locks = locks_of(recipe) + (["evaluate.lock"] if arguments.tasks else [])
+    locks = locks_of(recipe, evaluates=bool(arguments.tasks))
     wheels = staging.fetch_packages(ROOT / "requirements", locks, target, folder)
     provided = f"; {', '.join(target.provided)} by its modules" if target.provided else ""
     say(f"packages: {len(wheels)} wheels for Python {target.python}{provided}")
@@ -54,10 +54,11 @@ def run(arguments: Arguments) -> None:
     tell(str(folder))
 
 
-def locks_of(recipe: Recipe) -> list[str]:
-    """Name the locks of what the ranks import, and of what sends their run afterwards."""
-    sent = [] if recipe.tracking.is_empty else ["tracking"]
-    return [f"{part}.lock" for part in [*parts_of(recipe), *sent]]
+def locks_of(recipe: Recipe, *, evaluates: bool = False) -> list[str]:
+    """Name the locks of what the ranks import, and of what sends or evaluates their run."""
+    after = [] if recipe.tracking.is_empty else ["tracking"]
+    after += ["evaluate"] if evaluates else []
+    return [f"{part}.lock" for part in [*parts_of(recipe), *after]]
 
 
 def _stage_data(recipe: Recipe, arguments: Arguments, folder: Path) -> dict[str, str]:

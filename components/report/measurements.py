@@ -6,7 +6,6 @@ from pathlib import Path
 from components.report import numbers
 from components.report.held_out import AS_MIXTURE, PLAIN_MEAN
 from components.report.outcome import ReportEntry, Tree
-from components.report.scores import score_grid
 from components.report.tables import Cells, Grid, grid_by_name, labelled
 from components.run.records import read_checked
 from components.run.reported import EvaluationRecord, Profile
@@ -19,6 +18,11 @@ _TEXTS = {  # by heading, the key of the figures and its format
     "documents": ("documents", ","),
 }
 _TASKS = ("task", "metric", "value", "standard error", "samples", "shots")
+_SCORES = (
+    *("list", "task", "metric", "shots", "samples"),
+    *("score, %", "standard error", "published", "difference"),
+)
+MEAN = "mean"  # of a list of tasks
 _DIRECTIONS = ("forward", "backward", "recomputed")
 _PARTS = ("part", "a step", "share", *_DIRECTIONS)
 _PRODUCTS = ("products of", "FLOP a step", "reached", "FLOP/byte", "limit", "of the limit")
@@ -111,6 +115,29 @@ def task_grid(tree: Tree) -> Grid:
                 written = (numbers.written(one, ",.4f") for one in (value, error))
                 rows.append((name, metric, *written, *shape))
     return Grid(columns=_TASKS, rows=rows, text_columns=2)
+
+
+def score_grid(tree: Tree) -> Grid:
+    """Lay out the scores of one checkpoint, a row a task and one for the mean of each list."""
+    rows: list[Cells] = []
+    for name, found in tree.get("scores", {}).items():
+        for task, one in found["tasks"].items():
+            shape = (numbers.exact(one["num_fewshot"]), numbers.exact(one["samples"]))
+            rows.append((name, task, one["metric"], *shape, *_score_cells(one)))
+        mean = {"score": found["mean"], "published": found.get("published")}
+        rows.append((name, MEAN, "", "", "", *_score_cells(mean)))
+    return Grid(columns=_SCORES, rows=rows, text_columns=3)
+
+
+def _score_cells(one: Tree) -> Cells:
+    score, published = one["score"], one.get("published")
+    away = None if published is None else score - published
+    return (
+        numbers.written(score, ".2f"),
+        numbers.written(one.get("standard_error"), ".2f"),
+        numbers.written(published, ".1f"),
+        numbers.written(away, "+.1f"),
+    )
 
 
 def read_profiles(run: Path) -> list[Tree]:

@@ -1,43 +1,15 @@
-"""Scores of named lists of tasks: beside the published ones, and over the tokens trained."""
+"""Scores of named lists of tasks, over the tokens trained."""
 
 import html
 from collections.abc import Iterator, Sequence
 
 import plotly.graph_objects as go
 
-from components.report import figures, numbers
+from components.report import figures
+from components.report.measurements import MEAN
 from components.report.outcome import ReportEntry, Tree
-from components.report.tables import Cells, Grid
 
-_COLUMNS = (
-    *("list", "task", "metric", "shots", "samples"),
-    *("score, %", "standard error", "published", "difference"),
-)
-MEAN = "mean"
 _LEAST = 2  # checkpoints, or there is nothing to draw
-
-
-def score_grid(tree: Tree) -> Grid:
-    """Lay out the scores of one checkpoint, a row a task and one for the mean of each list."""
-    rows: list[Cells] = []
-    for name, found in tree.get("scores", {}).items():
-        for task, one in found["tasks"].items():
-            shape = (numbers.exact(one["num_fewshot"]), numbers.exact(one["samples"]))
-            rows.append((name, task, one["metric"], *shape, *_figures(one)))
-        mean = {"score": found["mean"], "published": found.get("published")}
-        rows.append((name, MEAN, "", "", "", *_figures(mean)))
-    return Grid(columns=_COLUMNS, rows=rows, text_columns=3)
-
-
-def _figures(one: Tree) -> Cells:
-    score, published = one["score"], one.get("published")
-    away = None if published is None else score - published
-    return (
-        numbers.written(score, ".2f"),
-        numbers.written(one.get("standard_error"), ".2f"),
-        numbers.written(published, ".1f"),
-        numbers.written(away, "+.1f"),
-    )
 
 
 def score_figure(

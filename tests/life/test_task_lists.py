@@ -78,17 +78,19 @@ def evaluated(home: Path, trained: Path) -> list[dict[str, Any]]:
 
 
 def own_figures(home: Path, export: Path, manager: Any) -> dict[str, Any]:
-    """Let lm-eval do all by itself: its tasks, its loader of models, the hub's own files."""
+    """Let lm-eval ask by itself, of the hub's own files: nothing staged, nothing guarded."""
     from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    model = AutoModelForCausalLM.from_pretrained(export, dtype="float32")
+    lm = HFLM(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(export), batch_size=4)
+    nine = [
+        "arc_easy", "arc_challenge", "hellaswag", "piqa", "boolq", "sciq", "winogrande",
+        "openbookqa", "mmlu",
+    ]  # fmt: skip
     with contextlib.chdir(home):
-        found = simple_evaluate(
-            model="hf",
-            model_args={"pretrained": str(export), "dtype": "float32"},
-            tasks=["arc_easy", "arc_challenge", "hellaswag", "piqa", "boolq", "sciq",
-                   "winogrande", "openbookqa", "mmlu"],
-            batch_size=4, device="cpu", task_manager=manager,
-        )  # fmt: skip
+        found = simple_evaluate(model=lm, tasks=nine, task_manager=manager)
     assert found is not None
     results: dict[str, Any] = found["results"]
     return results

@@ -97,6 +97,7 @@ def test_libraries_that_not_every_run_needs_are_staged_if_the_recipe_does() -> N
     own = ("recipe=teuken7b", "cluster=juwels")
     assert locks_of(recipe_of(*own)) == ["run.lock"]
     assert locks_of(recipe_of(*own, "tracking=mlflow")) == ["run.lock", "tracking.lock"]
+    assert locks_of(recipe_of(*own), evaluates=True) == ["run.lock", "evaluate.lock"]
     float8 = (own[0], "precision=fp8")
     assert locks_of(recipe_of(*float8)) == ["run.lock", "fp8.lock"]
     both = (own[0], "tracking=wandb", "parallelism.engine=deepspeed")
