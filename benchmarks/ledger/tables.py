@@ -39,7 +39,7 @@ Tree = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class RowFigures:
     """How many figures are published, and how far ours are from those that have one.
 
     ``told`` are figures of ours without a published one of the same kind beside them.
@@ -101,23 +101,23 @@ def rows_of(listed: Tree) -> Iterator[tuple[str, Tree]]:
         yield from ((work, row) for row in told["rows"])
 
 
-def compared(row: Tree, studies: Tree) -> Compared:
+def compared(row: Tree, studies: Tree) -> RowFigures:
     """Find a row's figures: of its study, of its recipes' plans, of a kept result."""
     if "study" in row:
-        return Compared(**studies[row["study"]])
+        return RowFigures(**studies[row["study"]])
     if "recipes" in row:
         return _of_recipes(row["recipes"], row["keys"])
     told = [_of_result(**one) for one in row.get("kept", ())]
-    return Compared(published=row.get("published", 0), deviations=[], told=told)
+    return RowFigures(published=row.get("published", 0), deviations=[], told=told)
 
 
-def _of_recipes(names: Sequence[str], keys: Sequence[str]) -> Compared:
+def _of_recipes(names: Sequence[str], keys: Sequence[str]) -> RowFigures:
     """Take published figures and predictions from the golden plans of recipes."""
     plans = [yaml.safe_load((PLANS / f"{name}.yaml").read_text("utf-8")) for name in names]
     told = [plan["published"] for plan in plans]
     found = [figures[key] for figures in told for key in keys if key in figures]
     apart = [one["deviation"] for one in found if one.get("deviation") is not None]
-    return Compared(published=len(found), deviations=apart)
+    return RowFigures(published=len(found), deviations=apart)
 
 
 def _of_result(file: str, at: Sequence[Any], says: str) -> str:
@@ -137,7 +137,7 @@ def command_of(row: Tree) -> str:
     return f"python run.py recipe={row['recipes'][0]} scale=full action=plan"
 
 
-def kind_of(row: Tree, figures: Compared) -> str:
+def kind_of(row: Tree, figures: RowFigures) -> str:
     """Say what stands beside the published figures: planned, or what the row itself says."""
     if "kind" in row:
         return str(row["kind"])
@@ -156,7 +156,7 @@ def page(text: str) -> str:
     return f"{head}\n" + "\n".join(parts) + f"\n{tail}"
 
 
-def _counts(found: Sequence[tuple[Tree, Compared]]) -> str:
+def _counts(found: Sequence[tuple[Tree, RowFigures]]) -> str:
     """Count tables and figures, those with a command, and those with ours beside published."""
     commands = sum(row.get("kind") != "none" for row, _ in found)
     beside = sum(bool(figures.deviations) for _, figures in found)
@@ -167,7 +167,7 @@ def _counts(found: Sequence[tuple[Tree, Compared]]) -> str:
     )
 
 
-def _line(row: Tree, figures: Compared) -> str:
+def _line(row: Tree, figures: RowFigures) -> str:
     """Lay out a row."""
     deviations = [abs(one) for one in figures.deviations]
     return table_line([

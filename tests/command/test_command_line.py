@@ -108,7 +108,7 @@ def test_text_shows_published_and_assumed_apart(tmp_path: Path) -> None:
     assert "7,452,725,248" in out
     before, after = out.split("(never published)")
     assert "warmup_tokens" in after
-    assert "eu21_average" in before
+    assert "score_average" in before
 
 
 def test_a_sweep_prints_one_object_a_line_reports_bad_points_and_runs_the_rest(

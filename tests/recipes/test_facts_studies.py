@@ -51,7 +51,9 @@ def listed(name: str) -> ListedStudy:
 LISTED = [
     file.stem
     for file in FILES
-    if isinstance(study := asked(file.stem).study, ListedStudy) and study.measures == "runs"
+    if isinstance(study := asked(file.stem).study, ListedStudy)
+    and study.measures == "runs"
+    and study.objective.planned is not None
 ]
 
 

@@ -146,8 +146,8 @@ def test_what_no_source_gives_is_marked_as_assumed(shown: dict[str, Any]) -> Non
 
 def test_scores_and_bytes_are_those_of_card_and_index(shown: dict[str, Any]) -> None:
     published = shown["recipe"]["published"]
-    scores = [published[f"eu21_{task}"]["value"] for task in EU21]
-    assert scores == list(EU21.values())
-    assert published["eu21_average"]["value"] == round(sum(scores) / len(scores), 2) == 0.52
+    scores = [published[f"score_{task}"]["value"] for task in EU21]
+    assert scores == pytest.approx([100 * score for score in EU21.values()])
+    assert published["score_average"]["value"] == round(sum(scores) / len(scores)) == 52
     total = shown["derived"]["parameters"]["total"]
     assert published["weights_bytes"]["value"] == 2 * total == 14_905_450_496
