@@ -194,12 +194,13 @@ def _revision(path: str) -> str | None:
     """Ask the hub which commit of a data set is its newest; a folder has none."""
     if Path(path).is_dir():
         return None
+    from httpx2 import HTTPError  # what the hub's own client raises where no host is found
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import OfflineModeIsEnabled
 
     try:
         return HfApi().dataset_info(path).sha
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+    except (HTTPError, OfflineModeIsEnabled, OSError) as error:
         problem = f"{path}: {first_line(error)}"
         remedy = "stage where there is a network; the same command again goes on"
         raise RecipeError("tasks", problem, remedy) from None

@@ -84,6 +84,7 @@ def cluster(
         "spare_fraction": 0.0,
         "preflight": "none",
         "imports": "shared",
+        "electricity": {"power_usage_effectiveness": None, "grams_co2e_per_kwh": None},
     })
 
 
