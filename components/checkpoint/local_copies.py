@@ -7,6 +7,7 @@ this layout: of what ranks hold alike there is one copy a node for two nodes, no
 
 import hashlib
 import json
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -70,6 +71,8 @@ class LocalCopies:
         self._own = torch.empty(length, dtype=torch.uint8, pin_memory=self.pinned)
         self._attempt = self.group.all_gather(uuid4().hex[:8])[0]
         self._pool = ThreadPool(1)  # its thread keeps no process from ending
+        # Else a process that is interrupted may take the pool's pipe before the pool.
+        weakref.finalize(self, self._pool.close)
         self._job: AsyncResult[str | None] | None = None
         self._join_neighbours()
 

@@ -7,6 +7,7 @@ itself after the first save, and a second ends in a KeyError.
 """
 
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -233,6 +234,8 @@ class Saver:
         self._patience = Patience(seconds=self.retry_seconds, stopped=self.stopped)
         self._layouts: dict[Kind, CheckpointLayout] = {}
         self._pool = ThreadPool(1)  # its thread keeps no process from ending
+        # Else a process that is interrupted may take the pool's pipe before the pool.
+        weakref.finalize(self, self._pool.close)
         self._job: AsyncResult[list[FinishedCheckpoint]] | None = None
 
     def save(
