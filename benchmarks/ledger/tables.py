@@ -21,9 +21,8 @@ from benchmarks.ledger.proofs import PLANS
 from benchmarks.ledger.sections import table_line
 from benchmarks.marked import split_marked
 from command.arguments import ROOT
-from command.study.listed import PointResult, relative
+from command.study.listed import plan_points
 from command.study.request import ask
-from command.study.runs import plan_point
 from command.study.schema import OUT_OF_MEMORY, ListedStudy
 
 LISTED = ROOT / "benchmarks" / "data" / "published_tables.yaml"
@@ -67,20 +66,7 @@ def _planned(name: str) -> Tree:
     study = asked.study
     if not isinstance(study, ListedStudy):
         return {"published": 1, "deviations": []}
-    knows = study.objective.planned is not None
-    plans = [plan_point(asked, point) for point in study.points] if knows else []
-    tried = [
-        PointResult(
-            point=point,
-            planned=plan.figure,
-            fits=not plan.why,
-            measured=None,
-            why=plan.why,
-            quotes=study.quotes(point),
-        )
-        for point, plan in zip(study.points, plans, strict=bool(plans))
-    ]
-    every = [(one, quote) for one in relative(study, tried) for quote in one.quotes]
+    every = [(one, quote) for one in plan_points(asked, study) for quote in one.quotes]
     figures = [(one, quote) for one, quote in every if quote.value != OUT_OF_MEMORY]
     found = [one.deviation(quote) for one, quote in figures]
     return {

@@ -159,7 +159,29 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
     except KeyboardInterrupt:
         say(f"stopped; the same command goes on. Kept in {asked.folder}")
         return Status.STOPPED
-    tried = relative(study, [
+    tried = _results(study, plans, ended)
+    found = [*plans, *ended] if asked.action in {"plan", "report"} else ended
+    known = any(one.figure is not None for one in found)
+    if asked.action == "report":
+        tell(str(_write_page(asked, study, tried, known=known)))
+    else:
+        print_result(asked.output, _as_json(study, tried), lambda: _print(asked, study, tried))
+        if not known:
+            say(f"no point has a figure: {_first_reason(tried)}")
+    return Status.DONE if known else Status.WRONG_INPUT
+
+
+def plan_points(asked: StudyRequest, study: ListedStudy) -> list[PointResult]:
+    """Plan every point and run none; figures are divided by the baseline's."""
+    plans = [runs.plan_point(asked, point) for point in study.points]
+    return _results(study, plans, [NOT_YET for _ in plans])
+
+
+def _results(
+    study: ListedStudy, plans: Sequence[PointEnding], ended: Sequence[PointEnding]
+) -> list[PointResult]:
+    """Set what was planned and run of each point beside each other."""
+    return relative(study, [
         PointResult(
             point=point,
             planned=plan.figure,
@@ -171,15 +193,6 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
         )
         for point, plan, run in zip(study.points, plans, ended, strict=True)
     ])  # fmt: skip
-    found = [*plans, *ended] if asked.action in {"plan", "report"} else ended
-    known = any(one.figure is not None for one in found)
-    if asked.action == "report":
-        tell(str(_write_page(asked, study, tried, known=known)))
-    else:
-        print_result(asked.output, _as_json(study, tried), lambda: _print(asked, study, tried))
-        if not known:
-            say(f"no point has a figure: {_first_reason(tried)}")
-    return Status.DONE if known else Status.WRONG_INPUT
 
 
 def _columns(

@@ -12,7 +12,7 @@ import pytest
 
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
-from command.study.listed import PointResult, median_deviation, relative
+from command.study.listed import median_deviation, plan_points
 from command.study.request import StudyRequest, ask
 from command.study.runs import plan_point
 from command.study.schema import ListedStudy, Point, SearchStudy
@@ -150,24 +150,10 @@ def test_the_plan_sees_each_column_of_table_3_within_15_per_cent(recipe: str) ->
 
 def test_the_plan_sees_both_curves_of_weak_scaling_within_10_per_cent() -> None:
     """It is blind to most of the loss: 9.9 % is at 1,536 tiles, of either curve."""
-    study = listed("mula_weak")
-    tried = relative(study, [result(study, point) for point in study.points])
+    tried = plan_points(asked("mula_weak"), listed("mula_weak"))
     found = [one.deviation(quote) for one in tried for quote in one.quotes]
     assert len(found) == 6
     assert all(one is not None and abs(one) <= 0.10 for one in found)
-
-
-def result(study: ListedStudy, point: Point) -> PointResult:
-    """Plan one point."""
-    plan = plan_point(asked(study.name), point)
-    return PointResult(
-        point=point,
-        planned=plan.figure,
-        fits=not plan.why,
-        measured=None,
-        why=plan.why,
-        quotes=study.quotes(point),
-    )
 
 
 def test_topologies_of_bloom() -> None:
@@ -320,12 +306,12 @@ def test_the_recipe_of_a_point_is_on_as_many_devices_as_the_figure_says(name: st
 @pytest.mark.parametrize("name", LISTED)
 def test_what_a_study_says_of_its_plans_is_what_they_say(name: str) -> None:
     study = listed(name)
-    tried = [result(study, point) for point in study.points]
-    middle = median_deviation(relative(study, tried))
+    tried = plan_points(asked(name), study)
+    middle = median_deviation(tried)
     said = re.search(r"(\d+) %(?: \w+){0,2} at the median", study.why)
     if middle is None:
         assert said is None
-        for one in relative(study, tried):
+        for one in tried:
             if one.point == TEUKEN_LAYOUT:
                 assert f"{one.planned:,.0f}" in study.why
             elif one.point.get("tokenizer.vocab_size") in {100_352, 250_680}:

@@ -145,6 +145,15 @@ def test_a_product_of_16_bits_is_added_to_a_wide_sum_by_one_kernel_that_is_count
     assert ledger.flops == {"addmm": 2 * 9 * 4 * 5}
 
 
+def test_a_fake_tensor_never_meets_the_kernel_that_adds_to_a_wider_sum() -> None:
+    """Torch 2.11's would take the dtype for a factor."""
+    below = FlopLedger()
+    total, sides = torch.empty(9, 5), (torch.empty(9, 4), torch.empty(4, 5))
+    with FakeTensorMode(allow_non_fake_inputs=True), below, device_kernels("cuda"):
+        add_product(total, *(side.bfloat16() for side in sides))
+    assert below.flops == {}
+
+
 def test_the_host_is_told_of_an_even_load_and_of_a_device_s_blocks() -> None:
     small, wide = torch.zeros(4_000, 8), torch.zeros(2**20, 8)
     assert len(list(loss.blocks(small, wide))) == 16
