@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from benchmarks.training.checkpoints import Weights, make_saver, save_once
 from command.arguments import ROOT
 
 Found = dict[str, Any]
+MESSAGE_CHARACTERS = 2_000
+SLOWEST = 5
 
 
 def run_tests(places: Sequence[str]) -> Found:
@@ -28,7 +31,11 @@ def run_tests(places: Sequence[str]) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "tests.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *places]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        # Workers are many, and each starts programs: one thread each, as `make test` has it.
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, env=environment
+        )
         if done.returncode not in {0, 1}:  # it ran no tests, or not to their end
             said = f"{done.stdout}{done.stderr}"
             raise RuntimeError(f"pytest ended with {done.returncode}\n{said}")
@@ -36,16 +43,29 @@ def run_tests(places: Sequence[str]) -> Found:
 
 
 def summary_of(report: ElementTree.Element) -> Found:
-    """Count the cases of a JUnit report; of those that did not pass keep name and message."""
+    """Count the cases of a JUnit report, and name the slowest; of failures keep the message."""
     outcomes: dict[str, list[Found]] = {"failure": [], "error": [], "skipped": []}
     cases = list(report.iter("testcase"))
     for case in cases:
         for kind, found in outcomes.items():
             if (said := case.find(kind)) is not None:
-                name = f"{case.get('classname')}.{case.get('name')}"
-                found.append({"test": name, "message": (said.get("message") or "")[:500]})
+                message = (said.get("message") or "")[:MESSAGE_CHARACTERS]
+                found.append({"test": _name(case), "message": message})
     passed = len(cases) - sum(map(len, outcomes.values()))
-    return {"passed": passed, **outcomes}
+    slowest = sorted(cases, key=_seconds, reverse=True)[:SLOWEST]
+    return {
+        "passed": passed,
+        **outcomes,
+        "slowest": [{"test": _name(case), "seconds": _seconds(case)} for case in slowest],
+    }
+
+
+def _name(case: ElementTree.Element) -> str:
+    return f"{case.get('classname')}.{case.get('name')}"
+
+
+def _seconds(case: ElementTree.Element) -> float:
+    return float(case.get("time", 0))
 
 
 def peaks(words: Sequence[str] = ()) -> Found:

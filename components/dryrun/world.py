@@ -158,11 +158,16 @@ def device_kernels(kind: str) -> Iterator[None]:
 def even_load() -> Iterator[None]:
     """Answer the host, which asks how many tokens an expert has, as if all had as many."""
 
+    def even_pairs(experts: Tensor, expert: int, *, num_experts: int) -> tuple[Tensor, Tensor]:
+        share = experts.flatten()[: experts.numel() // num_experts]
+        return share, share
+
     def agree(*given: Any, **named: Any) -> ReducedMetrics:
         return replace(reduce_step_metrics(*given, **named), pairs_beyond=0.0)
 
     with (
         patch.object(expert_products, "on_host", lambda counts, *, even: list(even)),
+        patch.object(expert_products, "pairs_of", even_pairs),
         patch.object(module, "reduce_step_metrics", agree),
     ):
         yield

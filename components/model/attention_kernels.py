@@ -128,9 +128,10 @@ def flex_with_dropout(
     attend = cast("Callable[..., Any]", flex_attention)
     settings = {"block_mask": blocks, "enable_gqa": True, "return_aux": AuxRequest(lse=True)}
     mixed, of_kept = attend(query, key, value, score_mod=kept, **settings)
-    _, of_all = attend(query, key, value, score_mod=change, **settings)
+    whole, of_all = attend(query, key, value, score_mod=change, **settings)
     share = (of_kept.lse - of_all.lse).exp() / (1 - drops / _RANDOM)
-    return cast("Tensor", mixed * share[..., None].to(mixed.dtype))
+    # An output without a gradient fails in the compiler (torch 2.11 to 2.14): it has zeros.
+    return cast("Tensor", mixed * share[..., None].to(mixed.dtype) + 0 * whole)
 
 
 def _scrambled(number: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def loop(
     gates = repeat(None) if matrices.gate is None else matrices.gate.unbind()
     stacks = zip(gates, matrices.up.unbind(), matrices.down.unbind(), strict=False)
     for expert, (gate, up, down) in enumerate(stacks):
-        rows, places = (experts == expert).nonzero(as_tuple=True)
+        rows, places = pairs_of(experts, expert, num_experts=len(matrices.up))
         given = tokens[rows]
         widened = given @ up.T
         if gate is None:
@@ -55,6 +55,17 @@ def loop(
         outputs = (inner @ down.T) * weights[rows, places, None]
         mixed = mixed.index_add(0, rows, outputs.to(mixed.dtype))
     return mixed
+
+
+def pairs_of(
+    experts: Int[Tensor, "tokens top_k"], expert: int, *, num_experts: int
+) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
+    """Find an expert's tokens, and where it stands among the ``top_k`` of each; the host waits.
+
+    A dry run, which has no routing, takes equal shares of ``num_experts`` instead.
+    """
+    rows, places = (experts == expert).nonzero(as_tuple=True)
+    return rows, places
 
 
 def grouped_products(

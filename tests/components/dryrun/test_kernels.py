@@ -154,6 +154,18 @@ def test_a_fake_tensor_never_meets_the_kernel_that_adds_to_a_wider_sum() -> None
     assert below.flops == {}
 
 
+def test_experts_one_after_the_other_take_an_even_share_each() -> None:
+    """Without it a fake tensor cannot say how many tokens an expert has."""
+    matrices = Matrices(
+        gate=None, up=torch.empty(4, 5, 3), down=torch.empty(4, 3, 5), activation=torch.relu
+    )
+    ledger = FlopLedger()
+    with FakeTensorMode(allow_non_fake_inputs=True), even_load(), ledger:
+        chosen = torch.zeros(8, 2, dtype=torch.int64)
+        expert_products.loop(torch.empty(8, 3), torch.empty(8, 2), chosen, matrices)
+    assert ledger.flops == {"mm": 8 * 2 * 2 * (2 * 3 * 5)}
+
+
 def test_the_host_is_told_of_an_even_load_and_of_a_device_s_blocks() -> None:
     small, wide = torch.zeros(4_000, 8), torch.zeros(2**20, 8)
     assert len(list(loss.blocks(small, wide))) == 16

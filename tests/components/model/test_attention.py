@@ -1,5 +1,6 @@
 """Attention's kernels, each against the formula in double precision, and who is chosen."""
 
+import importlib
 import math
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -162,6 +163,27 @@ def test_flex_drops_weights_as_dropout_after_the_softmax_does(
         core.eval()(query, key, value, scope, first_head=0),
         by_formula(query, key, value, scope),
     )
+
+
+@pytest.mark.usefixtures("flex")
+def test_both_passes_of_dropout_get_a_gradient_as_the_compiler_wants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What torch makes for a GPU multiplies by it without asking whether it is None."""
+    upstream: list[Tensor | None] = []
+    importlib.import_module("torch.utils.flop_counter")  # it asks for the operator itself
+    operators = importlib.import_module("torch._higher_order_ops.flex_attention")
+    plain = operators.flex_attention_backward
+
+    def spied(*given: Any) -> Any:
+        upstream.append(given[5])
+        return plain(*given)
+
+    monkeypatch.setattr(operators, "flex_attention_backward", spied)
+    core, scope = AttentionCore(dropout=0.25, backends=BACKENDS), scope_of(True, False)
+    with_gradients(lambda *each: core(*each, scope, first_head=0), heads_of(4))
+    assert len(upstream) == 2
+    assert all(isinstance(one, Tensor) for one in upstream)
 
 
 @pytest.mark.usefixtures("flex")
