@@ -1,4 +1,4 @@
-"""A pass over a corpus as a job array: submitted, waited for, or found in the queue."""
+"""Work as a job array, a node an element: a pass over a corpus, or evaluations."""
 
 import time
 from collections.abc import Sequence
@@ -19,10 +19,33 @@ from data_prep.task import FILE_NAME, Array, QueuedError, deal_tasks, read_array
 POLL_SECONDS = 5.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class ArrayWork:
+    """What ``elements`` do: ``module`` with ``words``, and behind them an element's number.
+
+    Script and logs are in ``logs``; the job is called by the recipe and ``kind``.
+    """
+
+    kind: str
+    module: str
+    words: tuple[str, ...]
+    logs: Path
+    elements: int
+
+    def command(self, python: str) -> str:
+        """Write the command without its last word.
+
+        Raises:
+            RecipeError: a word cannot stand in a script.
+        """
+        words = (script.plain(word, self.kind) for word in self.words)
+        return " ".join((python, "-m", self.module, *words))
+
+
 def array_settings(
-    recipe: Recipe, user: User, *, repository: Path, folder: Path, elements: int
+    recipe: Recipe, user: User, work: ArrayWork, *, repository: Path
 ) -> dict[str, object]:
-    """Compute the array that does a pass in ``folder``, each element on a node of its own.
+    """Compute the array that does the work, each element on a node of its own.
 
     Raises:
         RecipeError: the cluster has no scheduler or its profile no site, the user has not
@@ -35,7 +58,7 @@ def array_settings(
     cores = site.binding.cores_per_rank
     venv, python = script.python_of(site, user, repository)
     return {
-        "name": f"{recipe.name}-data",
+        "name": f"{recipe.name}-{work.kind}",
         "cluster": cluster,
         "site": site,
         "user": user,
@@ -45,13 +68,50 @@ def array_settings(
         "account": f"{user.account}{site.account_suffix}" if user.account else None,
         "cores": None if cores is None else cores * cluster.devices_per_node,
         "walltime": script.clock(round(slot.hours * script.HOUR)),
-        "indices": indices_of(elements),
+        "indices": indices_of(work.elements),
         "venv": venv,
-        "python": python,
         "repository": script.plain(str(repository), "repository"),
-        "stages": script.plain(str(folder.parent), "data.folder"),
-        "stage": folder.name,
+        "command": work.command(python),
+        "logs": script.plain(str(work.logs), work.kind),
     }
+
+
+def submit_array(recipe: Recipe, user: User, work: ArrayWork, *, repository: Path) -> str:
+    """Write the script ``array.sh`` beside the logs' folder, submit it and return its id.
+
+    Raises:
+        RecipeError: as `array_settings`, or the scheduler is not here or refuses the script.
+    """
+    scheduler = scheduler_of(recipe.cluster)
+    check_present(scheduler, None)
+    settings = array_settings(recipe, user, work, repository=repository)
+    file = work.logs.parent / "array.sh"
+    file.write_text(script.fill(f"{recipe.cluster.scheduler}_array.sh.j2", settings), "utf-8")
+    work.logs.mkdir(exist_ok=True)
+    try:
+        return scheduler.submit(file, after=None)
+    except SchedulerError as error:
+        remedy = f"the script is {file}; site.* and cluster.* change what it asks for"
+        raise RecipeError("cluster.scheduler", str(error), remedy) from None
+
+
+def most_elements(recipe: Recipe, user: User) -> int | None:
+    """Return how many elements the queue takes, if its profile says: they count one by one."""
+    queue = queue_of(recipe, user).queue
+    return queue.submitted if queue else None
+
+
+def states_of(scheduler: Scheduler, job: str, logs: Path) -> list[str]:
+    """List ``pending`` or ``running`` of each element that the queue still has.
+
+    Raises:
+        RecipeError: the scheduler does not answer.
+    """
+    try:
+        return [state.state for state in scheduler.states(job, logs)]
+    except SchedulerError as error:
+        remedy = "try again later: the same command goes on"
+        raise RecipeError("cluster.scheduler", str(error), remedy) from None
 
 
 def indices_of(elements: int) -> str:
@@ -95,11 +155,10 @@ class OnQueue:
         job, array = None, read_array(folder)
         if array is not None and array.job is not None:
             check_id(scheduler, array.job, folder / FILE_NAME)
-            job = (
-                array.job if _states(scheduler, array.job, folder) else None
-            )  # a part is queued
+            queued = states_of(scheduler, array.job, folder / "jobs")
+            job = array.job if queued else None  # a part is
         if job is None:
-            job = self._submit(scheduler, folder, tasks)
+            job = self._submit(folder, tasks)
             say(f"{folder.name}: submitted {job}; if this is stopped, the same command goes on")
         else:
             say(f"{folder.name}: {job} is queued already")
@@ -108,25 +167,19 @@ class OnQueue:
             raise QueuedError(str(folder), f"{job} is queued", remedy)
         _wait(scheduler, job, folder, tasks, say)
 
-    def _submit(self, scheduler: Scheduler, folder: Path, tasks: Sequence[int]) -> str:
-        queue = queue_of(self.recipe, self.user).queue
-        admitted = queue.submitted if queue else None  # an array's elements count one by one
-        most = self.preparation.most_jobs
+    def _submit(self, folder: Path, tasks: Sequence[int]) -> str:
+        admitted, most = most_elements(self.recipe, self.user), self.preparation.most_jobs
         groups = deal_tasks(tasks, most if admitted is None else min(most, admitted))
-        count, file = len(groups), folder / "array.sh"
-        settings = array_settings(
-            self.recipe, self.user, repository=self.repository, folder=folder, elements=count
+        work = ArrayWork(
+            kind="data",
+            module="data_prep.task",
+            words=(str(folder.parent), folder.name),
+            logs=folder / "jobs",
+            elements=len(groups),
         )
-        template = f"{self.recipe.cluster.scheduler}_array.sh.j2"
-        file.write_text(script.fill(template, settings), "utf-8")
-        (folder / "jobs").mkdir(exist_ok=True)
         array = Array(groups=groups, workers=self.preparation.workers, job=None)
         array.write(folder)
-        try:
-            job = scheduler.submit(file, after=None)
-        except SchedulerError as error:
-            remedy = f"the script is {file}; site.* and cluster.* change what it asks for"
-            raise RecipeError("cluster.scheduler", str(error), remedy) from None
+        job = submit_array(self.recipe, self.user, work, repository=self.repository)
         replace(array, job=job).write(folder)
         return job
 
@@ -135,7 +188,7 @@ def _wait(scheduler: Scheduler, job: str, folder: Path, tasks: Sequence[int], sa
     """Report how many tasks are done whenever that changes, until the queue has none left."""
     key, said = read_plan(folder).key, -1
     while True:
-        states = _states(scheduler, job, folder)
+        states = states_of(scheduler, job, folder / "jobs")
         done = len(tasks) - len(missing_tasks(folder, tasks, key))
         if done != said:
             running = states.count("running")
@@ -145,11 +198,3 @@ def _wait(scheduler: Scheduler, job: str, folder: Path, tasks: Sequence[int], sa
         if not states:
             return
         time.sleep(POLL_SECONDS)
-
-
-def _states(scheduler: Scheduler, job: str, folder: Path) -> list[str]:
-    try:
-        return [state.state for state in scheduler.states(job, folder / "jobs")]
-    except SchedulerError as error:
-        remedy = "try again later: the same command goes on"
-        raise RecipeError("cluster.scheduler", str(error), remedy) from None

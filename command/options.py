@@ -105,6 +105,7 @@ def _list(value: object) -> list[Any]:
 
 _AS_NAMED = "write them as in a checkpoint's name, or leave it out for the newest"
 _NO_LIMIT = "is no number of runs that may be queued at a time"
+_NO_RANKS = "is no number of ranks"
 _NO_DAYS = "is no positive number of days"
 Text = Annotated[str | None, read_text]
 File = Annotated[Path | None, read_path]
@@ -113,11 +114,13 @@ Names = Annotated[tuple[str, ...], _read_names]
 Layouts = Annotated[tuple[dict[str, Any], ...], _read_layouts]
 Rows = Annotated[Literal["published", "padded"], one_of("published", "padded")]
 Checkpoints = Annotated[Literal["newest", "all"], one_of("newest", "all")]
+Executor = Annotated[Literal["local", "array"], one_of("local", "array")]
 Output = Annotated[Literal["text", "json"], one_of("text", "json")]
 Flag = Annotated[bool, _value(bool, "is neither true nor false", "write {key}=true")]
 Parameters = Annotated[int | None, _read_parameters]
 Tokens = Annotated[int | None, _value(int | None, "is no number of tokens", _AS_NAMED)]
 Limit = Annotated[int | None, _value(PositiveInt | None, _NO_LIMIT, "write {key}=4")]
+Ranks = Annotated[int | None, _value(PositiveInt | None, _NO_RANKS, "write {key}=2")]
 Days = Annotated[float | None, _value(PositiveFloat | None, _NO_DAYS, "write {key}=30")]
 
 
@@ -140,6 +143,8 @@ class Options:
     text: Annotated[File, "a text to judge, or a pattern"] = None
     tasks: Annotated[Names, "a list, as mula9, or tasks of lm-eval: [NAME,...]"] = ()
     tasks_folder: Annotated[File, "a folder of own tasks, or of staged lists"] = None
+    executor: Annotated[Executor, "array: evaluate in jobs of the run's cluster"] = "local"
+    ranks: Annotated[Ranks, "that share the questions, else one a device"] = None
     checkpoints: Annotated[Checkpoints, "all: evaluate each that is kept"] = "newest"
     rows: Annotated[Rows, "of the embedding: published, padded"] = "published"
     at_tokens: Annotated[Tokens, "the checkpoint after so many tokens, else the newest"] = None

@@ -11,9 +11,10 @@ from components.errors import RecipeError
 ANY = "*"  # every key and group of a recipe
 SWEEP, OF_STUDY = "-m", "study"  # of a whole command, not of one of its points
 _PLACE = "data.folder"  # of a run that somebody else made: then the user has named it
-_JUDGED = f"precision.compute {_PLACE}"
+_JUDGED = f"precision.compute cluster.hours {_PLACE}"
 _JUDGED_HELD_OUT = f"evaluation.max_windows_per_source {_JUDGED}"
-_TASKS = "tasks tasks_folder"
+_TASKS = "tasks tasks_folder ranks"
+_JOBS = "executor site.*"  # jobs of its own for each checkpoint
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,20 @@ WAYS = (
     Way("evaluate", f"file {_TASKS} output", "file", "", "an exported folder has no recipe"),
     Way(
         "evaluate",
-        f"run checkpoints text {_TASKS} output",
+        f"run checkpoints text {_TASKS} {_JOBS} output",
         "checkpoints",
         _JUDGED_HELD_OUT,
         _EVALUATED,
     ),
-    Way("evaluate", f"run {_TASKS} at_tokens output", "tasks", _JUDGED, _EVALUATED),
-    Way("evaluate", "run text at_tokens output", "text", _JUDGED, _EVALUATED),
-    Way("evaluate", "run tasks_folder at_tokens output", "", _JUDGED_HELD_OUT, _EVALUATED),
+    Way("evaluate", f"run {_TASKS} at_tokens {_JOBS} output", "tasks", _JUDGED, _EVALUATED),
+    Way("evaluate", f"run text at_tokens {_JOBS} output", "text", _JUDGED, _EVALUATED),
+    Way(
+        "evaluate",
+        f"run tasks_folder at_tokens {_JOBS} output",
+        "",
+        _JUDGED_HELD_OUT,
+        _EVALUATED,
+    ),
     Way("sync", "run runs to", "", "tracking tracking.*", _SENT),
 )
 # `auto` has no ways of its own but those of `train` or `submit`, which it becomes.

@@ -11,7 +11,7 @@ from rich.table import Table
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
-from command.task_lists import fetch_lists
+from command.evaluate.lists import fetch_lists
 from components.build import build
 from components.config.schema.data import Preparation, Source
 from components.config.schema.recipe import Recipe

@@ -7,7 +7,7 @@ from cluster import staging
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
-from command.task_lists import fetch_lists
+from command.evaluate.lists import fetch_lists
 from components.config.schema.recipe import Recipe
 from components.data.files import replace_atomically
 from components.errors import RecipeError

@@ -6,6 +6,7 @@ Figures are its own, under its own names; ``acc_norm`` divides by the characters
 
 import contextlib
 import importlib.util
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -51,7 +52,7 @@ def install_again() -> str:
 def ask_tasks(
     folder: Path, tasks: Sequence[LmEvalTask], *, compute: str | None, most_rows: int
 ) -> Tree:
-    """Return lm-eval's figures by task, of the model in ``folder``.
+    """Return lm-eval's figures by task, of the model in ``folder``; none but on the first rank.
 
     ``compute`` is the recipe's dtype, or without one the folder's own; ``most_rows`` requests
     are computed at once.
@@ -73,6 +74,8 @@ def ask_tasks(
         manager = harness.manager
         loaded = [one for task in tasks for one in load_task(task, manager, Path(aside))]
         found = harness.ask(loaded)
+    if found is None:
+        return {}
     files = {task.name: task.files for task in tasks}  # a group that was asked has none
     return {
         name: {
@@ -111,21 +114,29 @@ class Harness:
 
     @cached_property
     def model(self) -> Any:
-        """lm-eval's ``HFLM``, loaded when the first task is asked."""
+        """lm-eval's ``HFLM`` on its rank's device, loaded when the first task is asked."""
         from lm_eval.models.huggingface import HFLM
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        device = torch.device(device_type("auto"))
+        accelerator = _accelerator()
+        device = (
+            torch.device(device_type("auto")) if accelerator is None else accelerator.device
+        )
         dtype = "auto" if self.compute is None else compute_dtype(self.compute, device)
         safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         model: Any = AutoModelForCausalLM.from_pretrained(
             self.folder, dtype=dtype, use_safetensors=True, **safe
         )
-        return HFLM(
+        harness_model = HFLM(
             pretrained=model.to(device),
             tokenizer=AutoTokenizer.from_pretrained(self.folder, **safe),
             batch_size=self.most_rows,
         )
+        if accelerator is not None:  # a model that is loaded is taken for that of one process
+            harness_model.accelerator = accelerator
+            harness_model._rank = accelerator.process_index
+            harness_model._world_size = accelerator.num_processes
+        return harness_model
 
     def load(self, name: str) -> BuiltTask:
         """Build one of the tasks or groups that lm-eval ships, which reads its data.
@@ -136,16 +147,14 @@ class Harness:
         asked = load_task(LmEvalTask(name=name), self.manager, Path())
         return BuiltTask(asked, [leaf for one in asked for leaf in _leaves(one)])
 
-    def ask(self, loaded: list[Any]) -> Tree:
-        """Return all that lm-eval says of these tasks."""
+    def ask(self, loaded: list[Any]) -> Tree | None:
+        """Return all that lm-eval says of these tasks; None on all ranks but the first."""
         from lm_eval import simple_evaluate
 
-        found = simple_evaluate(
+        found: Tree | None = simple_evaluate(
             model=self.model, tasks=loaded, task_manager=self.manager, log_samples=False
         )
-        assert found is not None, "one process is the first rank"
-        tree: Tree = found
-        return tree
+        return found
 
 
 @contextlib.contextmanager
@@ -167,6 +176,15 @@ def open_harness(
     guarded.filters.update(utils.env.filters)
     with contextlib.redirect_stdout(sys.stderr), patch.object(utils, "env", guarded):
         yield Harness(folder, compute, most_rows, task_manager(shipped=shipped))
+
+
+def _accelerator() -> Any:
+    """Join the ranks of this evaluation by `accelerate`, as lm-eval would; None of one rank."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    from accelerate import Accelerator  # type: ignore[import-untyped]  # it has no types
+
+    return Accelerator(cpu=device_type("auto") == "cpu")
 
 
 @cache

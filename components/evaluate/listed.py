@@ -19,7 +19,8 @@ def ask_list(
 ) -> Tree:
     """Return the scores of a list in per cent, by task, and their plain mean.
 
-    A task's score is the plain mean over its parts: what it asks, in each language.
+    A task's score is the plain mean over its parts: what it asks, in each language. Ranks but
+    the first answer their share of each question, and return nothing.
 
     Raises:
         RecipeError: lm-eval has another version of a task, or no such metric of it.
@@ -30,8 +31,11 @@ def ask_list(
             task = asked.tasks[question.task]
             with reading(question, data, Path(aside)):
                 found = _ask(harness, question, task)
-            parts[question.task][question.part] = found
-            say(f"{question.task}, {question.part}: {found['score']:.2f}")
+            if found is not None:
+                parts[question.task][question.part] = found
+                say(f"{question.task}, {question.part}: {found['score']:.2f}")
+    if not any(parts.values()):
+        return {}
     scores = {name: _score(asked.tasks[name], found) for name, found in parts.items()}
     for name, task in asked.tasks.items():
         if task.departs:
@@ -59,14 +63,16 @@ def _score(task: ListedTask, parts: dict[str, Tree]) -> Tree:
     }
 
 
-def _ask(harness: Harness, question: TaskQuestion, task: ListedTask) -> Tree:
-    """Ask one task or group, with the list's shots."""
+def _ask(harness: Harness, question: TaskQuestion, task: ListedTask) -> Tree | None:
+    """Ask one task or group, with the list's shots; the first rank knows the figures."""
     loaded = harness.load(question.asked)
     for leaf in loaded.leaves:
         leaf.set_config(key="num_fewshot", value=task.num_fewshot)
         for key, template in question.templates.items():
             leaf.set_config(key=key, value=template)
     found = harness.ask(loaded.asked)
+    if found is None:
+        return None
     figures = found["results"][question.asked]
     if not _same(version := found["versions"].get(question.asked), task.version):
         problem = f"lm-eval's {question.asked} has version {version}, the list's {task.version}"

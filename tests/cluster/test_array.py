@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.array import OnQueue, array_settings, indices_of
+from cluster.array import ArrayWork, OnQueue, array_settings, indices_of
 from cluster.scheduler import user_name
 from cluster.script import fill
 from cluster.user import User, read_user
@@ -20,6 +20,13 @@ from tests.cluster.programs import Programs, queued
 from tests.data_prep.corpora import clean, preparation_of, write_corpus
 
 JUWELS = ("recipe=teuken7b", "cluster=juwels", "preparation=engine")
+WORK = ArrayWork(
+    kind="data",
+    module="data_prep.task",
+    words=("/data/stages", "clean-123"),
+    logs=Path("/data/stages/clean-123/jobs"),
+    elements=7,
+)
 USER = User(account="kitchen", venv="/path/to/venv")
 Prepare = Callable[..., object]
 # 1,536 sequences: 768 data ranks divide them.
@@ -75,13 +82,7 @@ def test_an_array_has_no_more_elements_than_a_user_may_have_jobs(
 
 
 def test_the_script_asks_for_a_node_an_element_and_starts_the_task(tmp_path: Path) -> None:
-    settings = array_settings(
-        recipe_of(*JUWELS),
-        USER,
-        repository=CHECKOUT,
-        folder=Path("/data/stages/clean-123"),
-        elements=7,
-    )
+    settings = array_settings(recipe_of(*JUWELS), USER, WORK, repository=CHECKOUT)
     script = fill("slurm_array.sh.j2", settings)
     for line in (
         "#SBATCH --job-name=teuken7b-data",
@@ -164,13 +165,7 @@ def test_a_cluster_without_a_scheduler_is_refused(prepare: Prepare, taking: Prog
 
 
 def test_on_pbs_the_script_asks_for_a_node_an_element_and_starts_the_task() -> None:
-    settings = array_settings(
-        recipe_of(*AURORA),
-        USER,
-        repository=CHECKOUT,
-        folder=Path("/data/stages/clean-123"),
-        elements=7,
-    )
+    settings = array_settings(recipe_of(*AURORA), USER, WORK, repository=CHECKOUT)
     script = fill("pbs_array.sh.j2", settings)
     directives = read_directives(script)
     assert directives["-N"] == ["teuken7b-data"]

@@ -12,7 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 
 import pytest
 
-from command.task_lists import list_names, read_list
+from command.evaluate.lists import list_names, read_list
 from components.errors import RecipeError
 from tests.life.conftest import TINY, Program, act
 from tests.life.hub import write_hub

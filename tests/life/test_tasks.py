@@ -116,6 +116,33 @@ def test_tasks_score_as_our_own_model_does(
     assert set(found["ending"]["sha256"]) == {"ending.yaml", "animals.jsonl"}
 
 
+def test_two_ranks_find_what_one_finds(trained: Path, tasks: Path, program: Program) -> None:
+    """Five questions: one rank answers three of them, the other two and a repetition."""
+    words = ("action=evaluate", "output=json", f"run={trained}", f"tasks_folder={tasks}")
+    asked = (*words, "tasks=[choice,ending]")
+    one, two = (json.loads(program(*asked, f"ranks={ranks}").stdout) for ranks in (1, 2))
+    for name, found in one["tasks"].items():
+        other = two["tasks"][name]
+        assert other["samples"] == found["samples"] == len(DOCS)
+        figures = {key: value for key, value in found["metrics"].items() if "stderr" not in key}
+        assert len(figures) >= 1
+        assert {key: other["metrics"][key] for key in figures} == pytest.approx(figures)
+
+
+def test_what_a_rank_meets_is_said_once_and_as_by_one_process(
+    trained: Path, tasks: Path, home: Path, program: Program
+) -> None:
+    broken = home / "broken"
+    broken.mkdir()
+    (broken / "animals.jsonl").write_bytes((tasks / "animals.jsonl").read_bytes())
+    (broken / "choice.yaml").write_text(CHOICE.replace("{{ animal }}", "{{ animal.no.no }}"))
+    words = ("action=evaluate", f"run={trained}", "tasks=[choice]", f"tasks_folder={broken}")
+    alone, together = (program(*words, f"ranks={ranks}", status=2).stderr for ranks in (1, 2))
+    assert "tasks.choice: lm-eval cannot use it" in alone
+    assert together.count("tasks.choice: lm-eval cannot use it") == 1
+    assert "Traceback" not in together
+
+
 def test_an_exported_folder_scores_the_same_without_its_run(
     trained: Path, tasks: Path, program: Program
 ) -> None:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from command.arguments import read_point
-from command.evaluation import find_asked, find_tasks
+from command.evaluate.request import TaskRequest, find_tasks
 from components.errors import RecipeError
 
 PLAIN = """\
@@ -44,8 +43,7 @@ def test_a_file_named_as_a_list_is_the_task_that_is_meant(tmp_path: Path) -> Non
     write(tmp_path, PLAIN)
     (tmp_path / "animals.yaml").rename(tmp_path / "mula9.yaml")
     (tmp_path / "mula9.yaml").write_text(PLAIN.replace("task: animals", "task: mula9"))
-    words = ("action=evaluate", "tasks=mula9", f"tasks_folder={tmp_path}")
-    asked = find_asked(read_point(words), tmp_path)
+    asked = TaskRequest(tasks=("mula9",), tasks_folder=tmp_path, staged=tmp_path).find()
     assert [one.name for one in asked.tasks] == ["mula9"]
     assert not asked.lists
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from command import task_lists
-from command.task_lists import list_names, read_list
+from command.evaluate import lists
+from command.evaluate.lists import list_names, read_list
 from components.errors import RecipeError
 
 LIST = """\
@@ -30,7 +30,7 @@ tasks:
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of lists with one file, which is all that a new list needs."""
-    monkeypatch.setattr(task_lists, "LISTS", tmp_path)
+    monkeypatch.setattr(lists, "LISTS", tmp_path)
     (tmp_path / "mine.yaml").write_text(LIST)
     return tmp_path
 
