@@ -17,6 +17,7 @@ SBATCH = {
     "--constraint": NAME,
     "--cpus-per-task": NUMBER,
     "--ear": "on|off",  # a plugin of the Energy Aware Runtime, where it is installed
+    "--exclusive": "(user|mcs|topo)?",
     "--export": "NONE|ALL",
     "--gres": r"gpu:[1-9]\d*",
     "--hint": "nomultithread|multithread|compute_bound|memory_bound",

@@ -1,0 +1,94 @@
+"""What do grouped experts and an expert-aware optimizer (EPSO) gain in runs of the command?
+
+A miniature of two expert ranks trains by `run.py` in four ways, in turns: experts in a loop or
+grouped, the dense weights' state and update repeated on each expert rank or divided among them.
+A run's rate is that of its median step, its memory the first rank's resident peak. It has the
+published model's kind of routing, many small experts of which a token meets eight. The paper
+has the same four ways (https://arxiv.org/abs/2604.00785, table 3); its loop is Hugging Face's.
+
+    python -m benchmarks.training.expert_ways recipe=NAME
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.entry import enter
+from benchmarks.kept import RESULTS, circumstances
+from benchmarks.paired import paired_ratio, told
+from benchmarks.training.whole_run import own_words, steps_of
+from command.arguments import ROOT
+from components.terminal import console
+
+RESULT = RESULTS / "expert_ways.json"
+ROUNDS, STEPS, WARM_STEPS = 7, 12, 3
+PLAIN = "loop, plain"
+WAYS = {
+    f"{path}, {told_so}": (f"model.mlp.path={path}", f"parallelism.expert_aware={aware}")
+    for path in ("loop", "grouped")
+    for told_so, aware in (("plain", "false"), ("aware", "true"))
+}
+SHAPE = (
+    *("scale=mini", "cluster.ranks=2", "parallelism.data=1", "parallelism.expert=2"),
+    *("parallelism.zero=1", "model.mlp.num_experts=64", "model.mlp.top_k=8"),
+)
+
+
+def train(words: list[str], run: Path) -> tuple[float, float]:
+    """Train by the command; return tokens a second of the median step and the peak in bytes."""
+    command = [sys.executable, "run.py", *words, f"run={run}"]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    rates = [one["tokens_per_second"] for one in steps_of(run)[WARM_STEPS:]]
+    results = json.loads((run / "results.json").read_text("utf-8"))
+    return statistics.median(rates), float(results["peak_memory_bytes"])
+
+
+def in_turns(words: list[str], home: Path) -> dict[str, Any]:
+    """Train all ways once a round, each round from another way on."""
+    rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    peaks: dict[str, list[float]] = {way: [] for way in WAYS}
+    ways = list(WAYS)
+    for number in range(ROUNDS):
+        for way in (*ways[number % len(ways) :], *ways[: number % len(ways)]):
+            own = [*own_words([*words, *SHAPE], STEPS, home), *WAYS[way]]
+            rate, peak = train(own, home / f"{way}-{number}".replace(", ", "-"))
+            rates[way].append(rate)
+            peaks[way].append(peak)
+    middle = {way: statistics.median(values) for way, values in peaks.items()}
+    return {
+        way: {
+            "tokens_per_second": statistics.median(values),
+            "peak_bytes": middle[way],
+            "speed_up": paired_ratio(values, rates[PLAIN]),
+            "memory": middle[way] / middle[PLAIN],
+        }
+        for way, values in rates.items()
+        if way != PLAIN
+    }
+
+
+def main(words: list[str]) -> int:
+    """Measure, keep the result and print it."""
+    with tempfile.TemporaryDirectory() as place:
+        found: dict[str, Any] = {"ways": in_turns(words, Path(place))}
+    found |= circumstances(
+        peer="the same run with experts in a loop and the plain optimizer",
+        convention="tokens a second of a run's median step, runs of the command in turns, "
+        "ratios pair by pair; memory is resident, the interpreter's too",
+        shape={"recipe": words, "words": SHAPE, "rounds": ROUNDS, "steps": STEPS},
+        packages=("torch", "lightning"),
+    )
+    RESULT.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    out = console()
+    for way, one in found["ways"].items():
+        rate = told(one["speed_up"])
+        out.print(f"{way}: {rate} of the rate of {PLAIN}, {one['memory']:.2f} of its memory")
+    return 0
+
+
+if __name__ == "__main__":
+    enter(main)
