@@ -28,6 +28,8 @@ def scale_down(
     named.put(tree, "model.num_layers", min(rule.num_layers, model["num_layers"]))
     every = min(tree["parallelism"]["recompute_every"], model["num_layers"])
     named.put(tree, "parallelism.recompute_every", every)
+    if skip_every := model["positions"].get("skip_every"):  # one layer at least goes without
+        named.put(tree, "model.positions.skip_every", min(skip_every, model["num_layers"]))
     if full["model"]["dim"] > rule.dim:
         _narrow(tree, rule, named, full["model"])
     if experts := full["model"]["mlp"].get("num_experts"):
@@ -60,6 +62,9 @@ def _narrow(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
     widest = model["dim"] // heads // FFN_MULTIPLE * FFN_MULTIPLE
     head_dim = min(max(rule.head_dim, widest), full["attention"]["head_dim"])
     named.put(tree, "model.attention.head_dim", head_dim)
+    if "head_dim" in (model["attention"].get("qk_norm") or {}):
+        width = model["attention"]["head_dim"]
+        named.put(tree, "model.attention.qk_norm.head_dim", width)
     small_heads = max(1, min(heads, model["dim"] // model["attention"]["head_dim"]))
     named.put(tree, "model.attention.num_heads", small_heads)
     kept = model["attention"]["num_heads"]

@@ -19,17 +19,18 @@ class _Part(BaseModel):
 
 
 class NormShape(_Part):
-    """Vectors of one norm."""
+    """Vectors of one norm, as wide as one head where it goes head by head."""
 
     weight: bool
     bias: bool
+    head_dim: Count | None = None
 
     def parameters(self, width: int) -> int:
-        return width * (self.weight + self.bias)
+        return (self.head_dim or width) * (self.weight + self.bias)
 
 
 class AttentionShape(_Part):
-    """Projections of one attention block, and its norms over all queries and all keys."""
+    """Projections of one attention block, and its norms of queries and of keys."""
 
     num_heads: Heads
     num_kv_heads: Heads
@@ -42,7 +43,15 @@ class AttentionShape(_Part):
         count = dim * (2 * queries + 2 * keys)
         if self.bias:
             count += queries + 2 * keys + dim
-        return count + (self.qk_norm.parameters(queries + keys) if self.qk_norm else 0)
+        return count + sum(self.norm_parameters)
+
+    @property
+    def norm_parameters(self) -> tuple[int, int]:
+        """Parameters of the norms of queries and of keys, 0 where there are none."""
+        if self.qk_norm is None:
+            return 0, 0
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return self.qk_norm.parameters(queries), self.qk_norm.parameters(keys)
 
 
 class MLPShape(_Part):
@@ -65,10 +74,20 @@ class MLPShape(_Part):
 
 
 class PositionsShape(_Part):
-    """A row for each position, where positions are learned; a base, where heads are rotated."""
+    """A row for each position, where positions are learned; a base, where heads are rotated.
+
+    Each ``skip_every``-th layer leaves the rotation out.
+    """
 
     num_positions: Count | None = None
     base: float | None = None
+    skip_every: Layers | None = None
+
+    def turned_layers(self, num_layers: int) -> int:
+        """Count the layers that rotate queries and keys."""
+        if self.base is None:
+            return 0
+        return num_layers - (num_layers // self.skip_every if self.skip_every else 0)
 
 
 class ModelShape(_Part):
@@ -84,6 +103,7 @@ class ModelShape(_Part):
     norm: NormShape
     positions: PositionsShape
     embedding_norm: NormShape | None = None
+    norm_placement: Literal["before", "after"] = "before"
 
     @property
     def vocabulary_matrices(self) -> int:
@@ -146,6 +166,11 @@ def check_shape(shape: ModelShape) -> None:
         legal = ", ".join(map(str, divisors(heads)))
         problem = f"{groups} does not divide num_heads {heads}"
         raise RecipeError("model.attention.num_kv_heads", problem, f"values that do: {legal}")
+    norm, head_dim = shape.attention.qk_norm, shape.attention.head_dim
+    if norm is not None and norm.head_dim not in {None, head_dim}:
+        problem = f"{norm.head_dim}, but heads have {head_dim} channels"
+        remedy = "write ${model.attention.head_dim}"
+        raise RecipeError("model.attention.qk_norm.head_dim", problem, remedy)
     if shape.padded_vocab_size < shape.vocab_size:
         problem = f"{shape.padded_vocab_size:,} is below vocab_size {shape.vocab_size:,}"
         remedy = f"give at least {shape.vocab_size:,}"

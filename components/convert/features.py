@@ -29,7 +29,8 @@ class NormFeatures(shape.NormShape):
     def kind(self) -> str:
         vectors = [name for name in ("weight", "bias") if getattr(self, name)]
         name = "LayerNorm" if self.center else "RMSNorm"
-        return f"{name} with {' and '.join(vectors) or 'no parameters'}"
+        each = " of each head" if self.head_dim else ""
+        return f"{name} with {' and '.join(vectors) or 'no parameters'}{each}"
 
     def __str__(self) -> str:
         return f"{self.kind}, eps {self.eps:g}"

@@ -108,8 +108,9 @@ class Attention(nn.Module):
 
     Grouping is https://arxiv.org/abs/2305.13245, section 2.2: query head ``i`` reads group
     ``i // (num_heads / num_kv_heads)``. A rank may hold some heads, from ``first_head`` on.
-    ``qk_norm`` normalizes queries and keys over their whole projected width, before they are
-    turned (OLMoE, https://arxiv.org/abs/2409.02060, section 4.2.5).
+    ``qk_norm`` normalizes queries and keys before they are turned: over their whole projected
+    width (OLMoE, https://arxiv.org/abs/2409.02060, section 4.2.5), or as `HeadNorm` does.
+    ``turns`` says whether this layer rotates where the positions do.
 
     ``layer_scaling`` records that the published run divided scores by the layer's number and
     multiplied them back in the softmax (Megatron): in float32 scores, as here, that cancels.
@@ -142,6 +143,7 @@ class Attention(nn.Module):
         self.head_dim = head_dim
         self.first_head = 0
         self.layer_scaling = layer_scaling
+        self.turns = True
         self.query = Linear(dim, query_dim, bias=bias)
         self.key = Linear(dim, key_dim, bias=bias)
         self.value = Linear(dim, key_dim, bias=bias)
@@ -154,9 +156,12 @@ class Attention(nn.Module):
         query, key = self.query(hidden), self.key(hidden)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
+        query, key = self._heads(query), self._heads(key)
+        if self.turns:
+            query, key = scope.turn(query), scope.turn(key)
         mixed = self.core(
-            scope.turn(self._heads(query)).transpose(1, 2),  # (batch, heads, seq, head_dim)
-            scope.turn(self._heads(key)).transpose(1, 2),
+            query.transpose(1, 2),  # (batch, heads, seq, head_dim)
+            key.transpose(1, 2),
             self._heads(self.value(hidden)).transpose(1, 2),
             scope,
             first_head=self.first_head,

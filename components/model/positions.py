@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from components.errors import RecipeError
-from components.ranges import Positive
+from components.ranges import Layers, Positive
 
 
 class Rotation:
@@ -64,6 +65,10 @@ class Positions(nn.Module):
         """Compute anew what depends on places: no buffer has to survive ``meta``."""
         return Placement(places=places)
 
+    def turns(self, layer: int) -> bool:
+        """Whether the layer of this number, from 0, applies a rotation where there is one."""
+        return True
+
 
 class Rotary(Positions):
     """Rotate channel pairs by position times frequency (RoPE).
@@ -91,6 +96,24 @@ class Rotary(Positions):
         cos, sin = angles.cos(), angles.sin()
         rotation = Rotation(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))
         return Placement(places=places, rotation=rotation)
+
+
+class InterleavedRotary(Rotary):
+    """Rotate in all layers but each ``skip_every``-th, which knows the order by its mask alone.
+
+    With 4 it is the layers 4, 8, ... counted from 1 that have no positions (NoPE, as in
+    https://arxiv.org/abs/2501.18795).
+    """
+
+    def __init__(
+        self, *, dim: int, num_heads: int, head_dim: int, base: Positive, skip_every: Layers
+    ) -> None:
+        super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim, base=base)
+        self.skip_every = skip_every
+
+    @override
+    def turns(self, layer: int) -> bool:
+        return (layer + 1) % self.skip_every != 0
 
 
 class Alibi(Positions):

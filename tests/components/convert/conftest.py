@@ -158,11 +158,32 @@ def olmoe_renormalized() -> Section:
     return section
 
 
+def olmo2() -> Section:
+    """Norms after attention and MLP, and over all queries and all keys."""
+    whole = {"num_kv_heads": 3, "qk_norm": RMS}
+    section = _section(positions=ROTARY, norm=RMS, mlp={}, attention=whole)
+    return section | {"tied_embeddings": False, "norm_placement": "after"}
+
+
+def qwen3() -> Section:
+    """Grouped heads that are wider than the model together, each normalized by itself."""
+    norm = RMS | {"_target_": "components.model.norms.HeadNorm", "head_dim": 10}
+    heads = {"num_kv_heads": 2, "head_dim": 10, "qk_norm": norm}
+    return _section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
+
+
+def smollm3() -> Section:
+    """The second and the fourth of five layers do not rotate."""
+    some = {"_target_": "components.model.positions.InterleavedRotary", "skip_every": 2}
+    section = _section(positions=ROTARY | some, norm=RMS, mlp={}, attention={"num_kv_heads": 2})
+    return section | {"num_layers": 5}
+
+
 SECTIONS = {
     make.__name__: make
     for make in (
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
-        *(olmoe, olmoe_renormalized),
+        *(olmoe, olmoe_renormalized, olmo2, qwen3, smollm3),
     )
 }
 

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from components.model.attention import Attention
 from components.model.decoder import Decoder
 from components.model.initialization import Normal
 from components.model.mlp import MLP
-from components.model.norms import Norm
+from components.model.norms import HeadNorm, Norm
 from components.model.positions import Positions, Rotary
 from tests.components.model.comparison import gradient_of
 
@@ -25,6 +25,7 @@ LENGTH = 16
 ROTARY = partial(Rotary, base=10_000.0)
 RMS_NORM = partial(Norm, eps=1e-5, center=False, weight=True, bias=False)
 LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=True, bias=True)
+HEAD_NORM = partial(HeadNorm, head_dim=6, eps=1e-5, center=False, weight=True, bias=False)
 BARE_LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=False, bias=False)
 SWIGLU = partial(MLP, ffn_dim=32, activation="silu", gated=True, bias=False)
 GELU = partial(MLP, ffn_dim=32, activation="gelu", gated=False, bias=True)
@@ -46,6 +47,7 @@ class Parts(NamedTuple):
     attention_dropout: float = 0.0
     num_layers: int = 2
     rows: int = 64
+    norm_placement: Literal["before", "after"] = "before"
 
 
 class Difference(NamedTuple):
@@ -81,6 +83,7 @@ def build(parts: Parts) -> Decoder:
         dropout=parts.dropout,
         initialization=Normal(std=0.2, residual="scaled", padding_row=None),
         init_from="none",
+        norm_placement=parts.norm_placement,
     )
 
 

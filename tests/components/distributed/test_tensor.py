@@ -5,11 +5,12 @@ from functools import partial
 import pytest
 
 from components.model.moe import Experts
-from components.model.positions import Alibi, Learned, Positions
+from components.model.positions import Alibi, InterleavedRotary, Learned, Positions
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     BARE_LAYER_NORM,
     GELU,
+    HEAD_NORM,
     LAYER_NORM,
     LENGTH,
     RMS_NORM,
@@ -38,6 +39,7 @@ BLOOM = Parts(
     embedding_norm=LAYER_NORM,
 )
 GPT = Parts(num_kv_heads=8, bias=True, tied=True, positions=LEARNED, mlp=GELU, norm=LAYER_NORM)
+NORMS_AFTER = Parts(qk_norm=RMS_NORM, norm_placement="after")
 FAMILIES = {
     "llama": LLAMA,
     "bloom": BLOOM,
@@ -51,6 +53,13 @@ FAMILIES = {
     "bare query-key norm": Parts(qk_norm=BARE_LAYER_NORM, norm=BARE_LAYER_NORM),
     "one group": Parts(num_kv_heads=1, bias=True),
     "one group, query-key norm": Parts(num_kv_heads=1, qk_norm=LAYER_NORM),
+    "query-key norm of each head": Parts(qk_norm=HEAD_NORM),
+    "one group, query-key norm of each head": Parts(num_kv_heads=1, qk_norm=HEAD_NORM),
+    "norms after": NORMS_AFTER,
+    "norms after, with biases": Parts(bias=True, mlp=GELU, norm_placement="after"),
+    "a layer that does not rotate": Parts(
+        positions=partial(InterleavedRotary, base=10_000.0, skip_every=2)
+    ),
 }
 families = pytest.mark.parametrize("family", FAMILIES)
 sequence_parallel = pytest.mark.parametrize(
@@ -80,8 +89,12 @@ def test_two_ranks_equal_one_process(
         Parts(num_kv_heads=2),
         Parts(num_kv_heads=2, bias=True, tied=True, qk_norm=RMS_NORM),
         Parts(num_kv_heads=1, num_heads=4, qk_norm=LAYER_NORM),
+        Parts(num_kv_heads=2, bias=True, qk_norm=HEAD_NORM),
     ],
-    ids=["bloom", "two groups", "two groups, query-key norm", "one group, query-key norm"],
+    ids=[
+        *("bloom", "two groups", "two groups, query-key norm", "one group, query-key norm"),
+        "two groups, query-key norm of each head",
+    ],
 )
 @sequence_parallel
 def test_four_ranks_equal_one_process_also_where_they_share_key_value_heads(

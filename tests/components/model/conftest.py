@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
 import pytest
 from torch import nn
@@ -41,6 +42,7 @@ def _small_decoder(
     attention_dropout: float = 0.0,
     std: float = 0.2,
     padding_row: int | None = None,
+    norm_placement: Literal["before", "after"] = "before",
 ) -> Decoder:
     return Decoder(
         dim=dim,
@@ -66,6 +68,7 @@ def _small_decoder(
         dropout=dropout,
         initialization=Normal(std=std, residual="scaled", padding_row=padding_row),
         init_from="none",
+        norm_placement=norm_placement,
     )
 
 
