@@ -62,9 +62,6 @@ def _narrow(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
     widest = model["dim"] // heads // FFN_MULTIPLE * FFN_MULTIPLE
     head_dim = min(max(rule.head_dim, widest), full["attention"]["head_dim"])
     named.put(tree, "model.attention.head_dim", head_dim)
-    if "head_dim" in (model["attention"].get("qk_norm") or {}):
-        width = model["attention"]["head_dim"]
-        named.put(tree, "model.attention.qk_norm.head_dim", width)
     small_heads = max(1, min(heads, model["dim"] // model["attention"]["head_dim"]))
     named.put(tree, "model.attention.num_heads", small_heads)
     kept = model["attention"]["num_heads"]

@@ -19,14 +19,13 @@ class _Part(BaseModel):
 
 
 class NormShape(_Part):
-    """Vectors of one norm, as wide as one head where it goes head by head."""
+    """Vectors of one norm."""
 
     weight: bool
     bias: bool
-    head_dim: Count | None = None
 
     def parameters(self, width: int) -> int:
-        return (self.head_dim or width) * (self.weight + self.bias)
+        return width * (self.weight + self.bias)
 
 
 class AttentionShape(_Part):
@@ -37,21 +36,27 @@ class AttentionShape(_Part):
     head_dim: Count
     bias: bool
     qk_norm: NormShape | None = None
+    qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
 
     def parameters(self, dim: int) -> int:
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         count = dim * (2 * queries + 2 * keys)
         if self.bias:
             count += queries + 2 * keys + dim
-        return count + sum(self.norm_parameters)
+        return count + self.norm_parameters
 
     @property
-    def norm_parameters(self) -> tuple[int, int]:
+    def norm_parameters(self) -> int:
         """Parameters of the norms of queries and of keys, 0 where there are none."""
         if self.qk_norm is None:
-            return 0, 0
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        return self.qk_norm.parameters(queries), self.qk_norm.parameters(keys)
+            return 0
+        heads = 2 if self.norms_heads else self.num_heads + self.num_kv_heads
+        return self.qk_norm.parameters(heads * self.head_dim)
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether queries and keys are normalized head by head."""
+        return self.qk_norm is not None and self.qk_norm_over == "each_head"
 
 
 class MLPShape(_Part):
@@ -166,11 +171,6 @@ def check_shape(shape: ModelShape) -> None:
         legal = ", ".join(map(str, divisors(heads)))
         problem = f"{groups} does not divide num_heads {heads}"
         raise RecipeError("model.attention.num_kv_heads", problem, f"values that do: {legal}")
-    norm, head_dim = shape.attention.qk_norm, shape.attention.head_dim
-    if norm is not None and norm.head_dim not in {None, head_dim}:
-        problem = f"{norm.head_dim}, but heads have {head_dim} channels"
-        remedy = "write ${model.attention.head_dim}"
-        raise RecipeError("model.attention.qk_norm.head_dim", problem, remedy)
     if shape.padded_vocab_size < shape.vocab_size:
         problem = f"{shape.padded_vocab_size:,} is below vocab_size {shape.vocab_size:,}"
         remedy = f"give at least {shape.vocab_size:,}"

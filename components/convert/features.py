@@ -29,8 +29,7 @@ class NormFeatures(shape.NormShape):
     def kind(self) -> str:
         vectors = [name for name in ("weight", "bias") if getattr(self, name)]
         name = "LayerNorm" if self.center else "RMSNorm"
-        each = " of each head" if self.head_dim else ""
-        return f"{name} with {' and '.join(vectors) or 'no parameters'}{each}"
+        return f"{name} with {' and '.join(vectors) or 'no parameters'}"
 
     def __str__(self) -> str:
         return f"{self.kind}, eps {self.eps:g}"

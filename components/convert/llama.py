@@ -162,8 +162,8 @@ class Olmoe(Llama):
         family.EVEN_HEADS,
         Need(
             "attention.qk_norm",
-            "it normalizes queries and keys like all else",
-            lambda m: m.attention.qk_norm == m.norm,
+            "it normalizes queries and keys like all else, over all heads",
+            lambda m: m.attention.qk_norm == m.norm and not m.attention.norms_heads,
         ),
         family.NO_EMBEDDING_NORM,
         family.NORM_BEFORE,

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from components.convert import family
 from components.convert.family import ConfigKeys, Need
-from components.convert.features import Features
 from components.convert.llama import Llama, is_gated, without
 
 _GATED = Need("mlp", "its MLP is gated and has no bias", is_gated)
@@ -31,8 +30,8 @@ class Olmo2(Llama):
         ),
         Need(
             "attention.qk_norm",
-            "it normalizes queries and keys like all else",
-            lambda m: m.attention.qk_norm == m.norm,
+            "it normalizes queries and keys like all else, over all heads",
+            lambda m: m.attention.qk_norm == m.norm and not m.attention.norms_heads,
         ),
         family.ROTARY,
         family.EVEN_HEADS,
@@ -44,11 +43,6 @@ class Olmo2(Llama):
     }
 
 
-def _norms_heads(features: Features) -> bool:
-    norm, head_dim = features.norm, features.attention.head_dim
-    return features.attention.qk_norm == norm.model_copy(update={"head_dim": head_dim})
-
-
 class Qwen3(Llama):
     """Llama with queries and keys normalized head by head."""
 
@@ -58,7 +52,7 @@ class Qwen3(Llama):
         Need(
             "attention.qk_norm",
             "it normalizes each head of queries and keys, else like all",
-            _norms_heads,
+            lambda m: m.attention.norms_heads and m.attention.qk_norm == m.norm,
         ),
         family.ROTARY,
         family.NORM_BEFORE,

@@ -42,7 +42,7 @@ from components.model.loss import (
     sum_dtype,
 )
 from components.model.mlp import MLP
-from components.model.norms import HeadNorm, Norm
+from components.model.norms import Norm
 from components.model.positions import Placement as Placed
 
 
@@ -134,7 +134,7 @@ def _split_layer(layer: Layer, split: _Split, *, index: int) -> None:
     if not split.between.sliced:  # sliced, all dropout draws from a rank's own stream
         attention.core = SplitCore(attention.core, mesh, layer=index)
     query_dim = attention.num_heads * attention.head_dim
-    attention.query_norm = _split_norm(attention.query_norm, split, dim=query_dim)
+    _split_norm(attention, "query_norm", split, dim=query_dim)
     _split_groups(attention, split)
 
 
@@ -146,29 +146,30 @@ def _split_groups(attention: Attention, split: _Split) -> None:
     if groups % ranks == 0:
         split_columns(attention.key, mesh)
         split_columns(attention.value, mesh)
-        attention.key_norm = _split_norm(attention.key_norm, split, dim=key_dim)
+        _split_norm(attention, "key_norm", split, dim=key_dim)
         return
     first = mesh.get_local_rank() * groups // ranks * attention.head_dim
     shared = slice(first, first + attention.head_dim)
     replicate_parameters(attention.value, mesh, shares=shares, rows=shared)
-    if attention.key_norm is None or isinstance(attention.key_norm, HeadNorm):
+    if attention.key_norm is None or attention.norms_heads:
         replicate_parameters(attention.key, mesh, shares=shares, rows=shared)
-        attention.key_norm = _split_norm(attention.key_norm, split, dim=key_dim)
+        _split_norm(attention, "key_norm", split, dim=key_dim)
         return
     for module in (attention.key, attention.key_norm):  # a norm over all heads needs them all
         replicate_parameters(module, mesh, shares=shares)
     attention.key_norm.register_forward_hook(lambda _, __, keys: keys[..., shared])
 
 
-def _split_norm(norm: nn.Module | None, split: _Split, *, dim: int) -> nn.Module | None:
-    """Let a norm of all heads ask the other ranks, and one of each head have its own."""
+def _split_norm(attention: Attention, name: str, split: _Split, *, dim: int) -> None:
+    """Let a norm over all heads ask the other ranks; of each head it needs its own alone."""
+    norm = getattr(attention, name)
     if norm is None:
-        return None
-    if isinstance(norm, HeadNorm):  # the same weights on all ranks, for other heads each
+        return
+    if attention.norms_heads:  # the same weights on all ranks, of whose heads no two are one
         replicate_parameters(norm, split.mesh, shares=split.shares)
-        return norm
+        return
     assert isinstance(norm, Norm), "only the norms of this repository know their statistics"
-    return SplitNorm(norm, split.mesh, dim=dim)
+    setattr(attention, name, SplitNorm(norm, split.mesh, dim=dim))
 
 
 def _check(decoder: Decoder, ranks: int) -> None:

@@ -4,11 +4,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from typing_extensions import override
 
 from components.errors import RecipeError
 from components.model.products import as_given
-from components.ranges import Count, NonNegative
+from components.ranges import NonNegative
 
 
 class Norm(nn.Module):
@@ -46,35 +45,3 @@ class Norm(nn.Module):
             if self.center:
                 return F.layer_norm(hidden, shape, weight, bias, self.eps)
             return F.rms_norm(hidden, shape, weight, self.eps)
-
-
-class HeadNorm(Norm):
-    """Scale each head's part of a vector by itself, with the same weights in all heads.
-
-    Of queries and keys, before they are turned: https://arxiv.org/abs/2505.09388, section 2.
-
-    Raises:
-        RecipeError: the vectors are no whole number of heads, or as `Norm` does.
-    """
-
-    def __init__(
-        self,
-        *,
-        dim: int,
-        head_dim: Count,
-        eps: NonNegative,
-        center: bool,
-        weight: bool,
-        bias: bool,
-    ) -> None:
-        if dim % head_dim:
-            problem = f"{head_dim} does not divide the width {dim:,} that is normalized"
-            remedy = "give the heads' own, head_dim of model.attention"
-            raise RecipeError("model.attention.qk_norm.head_dim", problem, remedy)
-        super().__init__(dim=head_dim, eps=eps, center=center, weight=weight, bias=bias)
-        self.head_dim = head_dim
-
-    @override
-    def forward(self, hidden: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        heads = hidden.view(*hidden.shape[:-1], -1, self.head_dim)
-        return super().forward(heads).flatten(-2)

@@ -85,6 +85,10 @@ def _attention(job: TrainingJob) -> tuple[float, float]:
     cut = 2.0 * (2 * queries + 2 * keys)
     turned = job.shape.positions.turned_layers(job.shape.num_layers) / job.shape.num_layers
     cut += 2.0 * turned * (queries + keys)
+    if attention.qk_norm and not attention.norms_heads and job.layout.tensor > 1:
+        # A norm over all ranks' heads keeps two float32 copies. Else what goes into a norm is
+        # kept, and of the rotation nothing: as much as is counted.
+        cut += 6.0 * (queries + keys)
     # Each pass keeps its result, and what is made of them is one more.
     cut += 2.0 * 2 * (job.attention_passes - 1) * queries
     if not job.fused_attention:

@@ -39,8 +39,8 @@ def held(job: TrainingJob, stage: int) -> DeviceParameters:
     layers, tensor = layout.layers[stage], layout.tensor
     experts = (shape.mlp.num_experts or 0) * shape.mlp.expert_parameters(shape.dim)
     whole = 2 * shape.norm.parameters(shape.dim) + shape.mlp.router_parameters(shape.dim)
-    if shape.attention.qk_norm is not None and shape.attention.qk_norm.head_dim:
-        whole += sum(shape.attention.norm_parameters)
+    if shape.attention.norms_heads:
+        whole += shape.attention.norm_parameters
     cut = shape.layer_parameters - experts - whole
     ends = _ends(job, stage)
     return DeviceParameters(

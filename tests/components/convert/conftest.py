@@ -167,8 +167,7 @@ def olmo2() -> Section:
 
 def qwen3() -> Section:
     """Grouped heads that are wider than the model together, each normalized by itself."""
-    norm = RMS | {"_target_": "components.model.norms.HeadNorm", "head_dim": 10}
-    heads = {"num_kv_heads": 2, "head_dim": 10, "qk_norm": norm}
+    heads = {"num_kv_heads": 2, "head_dim": 10, "qk_norm": RMS, "qk_norm_over": "each_head"}
     return _section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
 
 

@@ -16,7 +16,7 @@ from components.model.attention import Attention
 from components.model.decoder import Decoder
 from components.model.initialization import Normal
 from components.model.mlp import MLP
-from components.model.norms import HeadNorm, Norm
+from components.model.norms import Norm
 from components.model.positions import Positions, Rotary
 from tests.components.model.comparison import gradient_of
 
@@ -25,7 +25,6 @@ LENGTH = 16
 ROTARY = partial(Rotary, base=10_000.0)
 RMS_NORM = partial(Norm, eps=1e-5, center=False, weight=True, bias=False)
 LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=True, bias=True)
-HEAD_NORM = partial(HeadNorm, head_dim=6, eps=1e-5, center=False, weight=True, bias=False)
 BARE_LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=False, bias=False)
 SWIGLU = partial(MLP, ffn_dim=32, activation="silu", gated=True, bias=False)
 GELU = partial(MLP, ffn_dim=32, activation="gelu", gated=False, bias=True)
@@ -48,6 +47,7 @@ class Parts(NamedTuple):
     num_layers: int = 2
     rows: int = 64
     norm_placement: Literal["before", "after"] = "before"
+    qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
 
 
 class Difference(NamedTuple):
@@ -76,6 +76,7 @@ def build(parts: Parts) -> Decoder:
             layer_scaling=False,
             dropout=parts.attention_dropout,
             backends=BACKENDS,
+            qk_norm_over=parts.qk_norm_over,
         ),
         mlp=parts.mlp,
         norm=parts.norm,

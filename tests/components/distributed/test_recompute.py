@@ -5,9 +5,9 @@ import pytest
 from components.model.positions import Alibi
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.recompute_cases import recompute_beside_none
-from tests.components.distributed.tensor_cases import HEAD_NORM, RMS_NORM, Parts
+from tests.components.distributed.tensor_cases import RMS_NORM, Parts
 from tests.components.distributed.test_experts import mixture
-from tests.components.distributed.test_tensor import NORMS_AFTER
+from tests.components.distributed.test_tensor import HEAD_NORMS, NORMS_AFTER
 from tests.components.distributed.test_tensor_layouts import BLOOM
 
 DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
@@ -20,7 +20,7 @@ DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
         ("sliced", Parts()),
         ("whole", NORMS_AFTER),
         ("sliced", NORMS_AFTER._replace(bias=True, dropout=0.1)),
-        ("whole", Parts(qk_norm=HEAD_NORM)),
+        ("whole", HEAD_NORMS),
         ("whole", DROPS),
         ("sliced", DROPS),
         ("context", Parts()),

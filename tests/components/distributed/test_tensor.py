@@ -10,7 +10,6 @@ from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     BARE_LAYER_NORM,
     GELU,
-    HEAD_NORM,
     LAYER_NORM,
     LENGTH,
     RMS_NORM,
@@ -39,6 +38,7 @@ BLOOM = Parts(
     embedding_norm=LAYER_NORM,
 )
 GPT = Parts(num_kv_heads=8, bias=True, tied=True, positions=LEARNED, mlp=GELU, norm=LAYER_NORM)
+HEAD_NORMS = Parts(qk_norm=RMS_NORM, qk_norm_over="each_head")
 NORMS_AFTER = Parts(qk_norm=RMS_NORM, norm_placement="after")
 FAMILIES = {
     "llama": LLAMA,
@@ -53,8 +53,8 @@ FAMILIES = {
     "bare query-key norm": Parts(qk_norm=BARE_LAYER_NORM, norm=BARE_LAYER_NORM),
     "one group": Parts(num_kv_heads=1, bias=True),
     "one group, query-key norm": Parts(num_kv_heads=1, qk_norm=LAYER_NORM),
-    "query-key norm of each head": Parts(qk_norm=HEAD_NORM),
-    "one group, query-key norm of each head": Parts(num_kv_heads=1, qk_norm=HEAD_NORM),
+    "query-key norm of each head": HEAD_NORMS,
+    "one group, query-key norm of each head": HEAD_NORMS._replace(num_kv_heads=1),
     "norms after": NORMS_AFTER,
     "norms after, with biases": Parts(bias=True, mlp=GELU, norm_placement="after"),
     "a layer that does not rotate": Parts(
@@ -89,7 +89,7 @@ def test_two_ranks_equal_one_process(
         Parts(num_kv_heads=2),
         Parts(num_kv_heads=2, bias=True, tied=True, qk_norm=RMS_NORM),
         Parts(num_kv_heads=1, num_heads=4, qk_norm=LAYER_NORM),
-        Parts(num_kv_heads=2, bias=True, qk_norm=HEAD_NORM),
+        HEAD_NORMS._replace(num_kv_heads=2, bias=True),
     ],
     ids=[
         *("bloom", "two groups", "two groups, query-key norm", "one group, query-key norm"),
