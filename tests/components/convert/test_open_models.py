@@ -3,7 +3,6 @@
 What they compute, gradients included, is held against the classes of ``transformers``.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from tests.components.convert.test_parity import (
     distance,
 )
 
-Config = Mapping[str, Any]
+Config = dict[str, Any]
 OLMO2: Config = {  # allenai/OLMo-2-0425-1B, config.json
     "model_type": "olmo2",
     "attention_bias": False,
@@ -81,14 +80,14 @@ QWEN3_06B = dict(QWEN3, hidden_size=1_024, intermediate_size=3_072, num_hidden_l
 QWEN3_06B |= {"num_attention_heads": 16, "tie_word_embeddings": True}
 
 # By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B and 8.2 B.
-COUNTS = {
+COUNTS: dict[str, tuple[Config, int]] = {
     "OLMo-2 1B": (OLMO2, 1_484_916_736),
     "OLMo-2 7B": (OLMO2_7B, 7_298_617_344),
     "SmolLM3-3B": (SMOLLM3, 3_075_098_624),
     "Qwen3-0.6B": (QWEN3_06B, 596_049_920),
     "Qwen3-8B": (QWEN3, 8_190_735_360),
 }
-PARTS: Mapping[str, Section] = {  # beside the numbers: what each series is made of
+PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "olmo2": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "qwen3": {"qk_norm_over": "each_head"},
     "smollm3": {},
@@ -189,8 +188,8 @@ def test_layers_without_rotation_follow_from_their_interval() -> None:
     assert family.stated(other) != family.shape(features)
 
 
-SMALLER = {"hidden_size": 64, "intermediate_size": 172, "vocab_size": 301}
-SMALL: Mapping[str, Config] = {
+SMALLER: Config = {"hidden_size": 64, "intermediate_size": 172, "vocab_size": 301}
+SMALL: dict[str, Config] = {
     "olmo2": OLMO2 | SMALLER | {"num_hidden_layers": 3},
     "smollm3": SMOLLM3 | SMALLER | {"num_hidden_layers": 5},
     "qwen3": QWEN3 | SMALLER | {"num_hidden_layers": 3, "head_dim": 8},

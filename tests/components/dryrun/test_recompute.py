@@ -85,8 +85,10 @@ def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(
 @pytest.mark.parametrize("over", ["all_heads", "each_head"])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_norms_of_queries_and_keys_are_planned(over: str, tensor: int) -> None:
-    words = (f"model.attention.qk_norm_over={over}", f"parallelism.tensor={tensor}", QK_NORM)
-    words = ("recipe=teuken7b", "parallelism.recompute=none", *words)
+    words = (
+        *("recipe=teuken7b", "parallelism.recompute=none", f"parallelism.tensor={tensor}"),
+        *(f"model.attention.qk_norm_over={over}", QK_NORM),
+    )
     (job, fewer), (_, more) = (rehearsed(depth, words) for depth in DEPTHS)
     each = (most(more)["activations"] - most(fewer)["activations"]) / (DEPTHS[1] - DEPTHS[0])
     planned = layer.layer_bytes_per_token(job) * job.microbatch_tokens
