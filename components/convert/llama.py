@@ -9,10 +9,41 @@ from typing import Any, ClassVar
 
 from components.convert import family
 from components.convert.family import ConfigKeys, HFFamily, Need
-from components.convert.features import Features
+from components.convert.features import Features, ScalingFeatures
 from components.convert.links import TensorLink, module, same, unstacked, vocabulary
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+
+
+# Our classes that slow the rotation, and what theirs call the kind and its numbers.
+_SCALINGS = {"LinearScaling": "linear", "Llama3Scaling": "llama3", "YarnScaling": "yarn"}
+_NUMBERS = {
+    "factor": "factor",
+    "original_tokens": "original_max_position_embeddings",
+    "low_frequency_factor": "low_freq_factor",
+    "high_frequency_factor": "high_freq_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+}
+
+
+def _scaling(ours: ScalingFeatures | None) -> dict[str, Any] | None:
+    if ours is None:
+        return None
+    numbers = {theirs: getattr(ours, name) for name, theirs in _NUMBERS.items()}
+    given = {name: value for name, value in numbers.items() if value is not None}
+    return {"rope_type": _SCALINGS[ours.kind], **given}
+
+
+def _stated_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Read a scaling, whose kind had another key once, with the numbers it may leave out."""
+    read = {name: value for name, value in config.items() if value is not None}
+    kind = read.pop("rope_type", None) or read.get("type", "default")
+    read.pop("type", None)
+    if kind == "default":
+        return None
+    betas = {"beta_fast": 32.0, "beta_slow": 1.0} if kind == "yarn" else {}
+    return {"rope_type": kind, **betas, **read}
 
 
 class Llama(HFFamily):
@@ -46,7 +77,7 @@ class Llama(HFFamily):
         "mlp_bias": (False, lambda m: m.mlp.bias),
         "rms_norm_eps": (1e-6, lambda m: m.norm.eps),
         "rope_theta": (None, lambda m: m.positions.base),
-        "rope_scaling": (None, lambda _: None),
+        "rope_scaling": (None, lambda m: _scaling(m.positions.scaling)),
         "tie_word_embeddings": (False, lambda m: m.tied_embeddings),
     }
 
@@ -56,12 +87,11 @@ class Llama(HFFamily):
         # The rotary base and scaling, in the spelling of transformers 5 or an older one.
         newer = dict(config.get("rope_parameters") or {})
         base = newer.pop("rope_theta", None) or read["rope_theta"]
-        scaling = newer if newer.get("rope_type", "default") != "default" else None
         read |= {
             "num_key_value_heads": read["num_key_value_heads"] or heads,
             "head_dim": config.get("head_dim") or read["hidden_size"] // heads,
             "rope_theta": base or self.default_base,
-            "rope_scaling": scaling or read["rope_scaling"],
+            "rope_scaling": _stated_scaling(newer or read["rope_scaling"] or {}),
         }
         return {key: read[key] for key in self.keys}  # not all of Llama's are OLMo's
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from components.errors import RecipeError
+from components.model.rotary_scaling import Scaling
 from components.ranges import Layers, Positive
 
 
@@ -75,25 +76,38 @@ class Rotary(Positions):
 
     Pair ``i`` turns by ``position * base ** (-2 i / head_dim)``, https://arxiv.org/abs/2104.09864,
     section 3.2.2. Pairs are ``(i, i + head_dim / 2)`` as in GPT-NeoX, Megatron and Hugging Face
-    checkpoints; the paper and Meta's Llama pair ``(2 i, 2 i + 1)``.
+    checkpoints; the paper and Meta's Llama pair ``(2 i, 2 i + 1)``. A
+    ``scaling`` slows pairs down.
 
     Raises:
         RecipeError: ``head_dim`` is odd.
     """
 
-    def __init__(self, *, dim: int, num_heads: int, head_dim: int, base: Positive) -> None:
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        base: Positive,
+        scaling: Scaling | None = None,
+    ) -> None:
         super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim)
         if head_dim % 2:
             problem = f"{head_dim} is odd, but rotary positions turn channels in pairs"
             remedy = f"use {head_dim - 1} or {head_dim + 1}"
             raise RecipeError("model.attention.head_dim", problem, remedy)
         self.base = base
+        self.scaling = scaling
+        self.magnitude = 1.0 if scaling is None else scaling.magnitude
 
     def forward(self, places: Int[Tensor, " seq"]) -> Placement:
         channels = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=places.device)
         frequencies = 1.0 / self.base ** (channels / self.head_dim)
+        if self.scaling is not None:
+            frequencies = self.scaling(frequencies, base=self.base)
         angles = torch.outer(places.float(), frequencies)[:, None]  # (seq, 1, half)
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
         rotation = Rotation(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))
         return Placement(places=places, rotation=rotation)
 
@@ -106,9 +120,17 @@ class InterleavedRotary(Rotary):
     """
 
     def __init__(
-        self, *, dim: int, num_heads: int, head_dim: int, base: Positive, skip_every: Layers
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        base: Positive,
+        skip_every: Layers,
+        scaling: Scaling | None = None,
     ) -> None:
-        super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim, base=base)
+        heads = {"num_heads": num_heads, "head_dim": head_dim}
+        super().__init__(dim=dim, **heads, base=base, scaling=scaling)
         self.skip_every = skip_every
 
     @override

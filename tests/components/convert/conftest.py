@@ -178,11 +178,37 @@ def smollm3() -> Section:
     return section | {"num_layers": 5}
 
 
+def _slowed(section: Section, name: str, **numbers: float) -> Section:
+    scaling = {"_target_": f"components.model.rotary_scaling.{name}", "factor": 4.0, **numbers}
+    return section | {"positions": section["positions"] | {"scaling": scaling}}
+
+
+def llama_slowed() -> Section:
+    return _slowed(llama(), "LinearScaling")
+
+
+def llama_slowed_as_llama3() -> Section:
+    """Of five pairs the fastest stays and the next ones are between."""
+    turns = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0}
+    return _slowed(llama(), "Llama3Scaling", **turns, original_tokens=12)
+
+
+def qwen3_slowed() -> Section:
+    numbers = {"original_tokens": 12, "beta_fast": 1.0, "beta_slow": 0.03125}
+    return _slowed(qwen3(), "YarnScaling", **numbers)
+
+
+def smollm3_slowed() -> Section:
+    numbers = {"original_tokens": 12, "beta_fast": 1.0, "beta_slow": 0.03125}
+    return _slowed(smollm3(), "YarnScaling", **numbers)
+
+
 SECTIONS = {
     make.__name__: make
     for make in (
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
         *(olmoe, olmoe_renormalized, olmo2, qwen3, smollm3),
+        *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed),
     )
 }
 
