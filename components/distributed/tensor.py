@@ -165,7 +165,7 @@ def _split_norm(attention: Attention, name: str, split: _Split, *, dim: int) -> 
     norm = getattr(attention, name)
     if norm is None:
         return
-    if attention.norms_heads:  # the same weights on all ranks, of whose heads no two are one
+    if attention.norms_heads:  # the same weights on all ranks, for other heads
         replicate_parameters(norm, split.mesh, shares=split.shares)
         return
     assert isinstance(norm, Norm), "only the norms of this repository know their statistics"
