@@ -28,6 +28,8 @@ def scale_down(
     named.put(tree, "model.num_layers", min(rule.num_layers, model["num_layers"]))
     every = min(tree["parallelism"]["recompute_every"], model["num_layers"])
     named.put(tree, "parallelism.recompute_every", every)
+    if skip_every := model["positions"].get("skip_every"):  # one layer at least goes without
+        named.put(tree, "model.positions.skip_every", min(skip_every, model["num_layers"]))
     if full["model"]["dim"] > rule.dim:
         _narrow(tree, rule, named, full["model"])
     if experts := full["model"]["mlp"].get("num_experts"):

@@ -29,20 +29,34 @@ class NormShape(_Part):
 
 
 class AttentionShape(_Part):
-    """Projections of one attention block, and its norms over all queries and all keys."""
+    """Projections of one attention block, and its norms of queries and of keys."""
 
     num_heads: Heads
     num_kv_heads: Heads
     head_dim: Count
     bias: bool
     qk_norm: NormShape | None = None
+    qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
 
     def parameters(self, dim: int) -> int:
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         count = dim * (2 * queries + 2 * keys)
         if self.bias:
             count += queries + 2 * keys + dim
-        return count + (self.qk_norm.parameters(queries + keys) if self.qk_norm else 0)
+        return count + self.norm_parameters
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of the norms of queries and of keys, 0 where there are none."""
+        if self.qk_norm is None:
+            return 0
+        heads = 2 if self.norms_heads else self.num_heads + self.num_kv_heads
+        return self.qk_norm.parameters(heads * self.head_dim)
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether queries and keys are normalized head by head."""
+        return self.qk_norm is not None and self.qk_norm_over == "each_head"
 
 
 class MLPShape(_Part):
@@ -65,10 +79,20 @@ class MLPShape(_Part):
 
 
 class PositionsShape(_Part):
-    """A row for each position, where positions are learned; a base, where heads are rotated."""
+    """A row for each position, where positions are learned; a base, where heads are rotated.
+
+    Each ``skip_every``-th layer leaves the rotation out.
+    """
 
     num_positions: Count | None = None
     base: float | None = None
+    skip_every: Layers | None = None
+
+    def turned_layers(self, num_layers: int) -> int:
+        """Count the layers that rotate queries and keys."""
+        if self.base is None:
+            return 0
+        return num_layers - (num_layers // self.skip_every if self.skip_every else 0)
 
 
 class ModelShape(_Part):
@@ -84,6 +108,7 @@ class ModelShape(_Part):
     norm: NormShape
     positions: PositionsShape
     embedding_norm: NormShape | None = None
+    norm_placement: Literal["before", "after"] = "before"
 
     @property
     def vocabulary_matrices(self) -> int:

@@ -44,6 +44,11 @@ NO_QK_NORM = Need(
     "it does not normalize queries and keys",
     lambda m: m.attention.qk_norm is None,
 )
+NORM_BEFORE = Need(
+    "norm_placement",
+    "it norms what its branches are fed",
+    lambda m: m.norm_placement == "before",
+)
 NO_EMBEDDING_NORM = Need(
     "embedding_norm", "it does not normalize embeddings", lambda m: m.embedding_norm is None
 )

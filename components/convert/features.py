@@ -35,14 +35,29 @@ class NormFeatures(shape.NormShape):
         return f"{self.kind}, eps {self.eps:g}"
 
 
-class PositionsFeatures(shape.PositionsShape):
-    """How a token's place is told, by the name of our class."""
-
+class _Named(BaseModel):
     target: str = Field(alias="_target_")
 
     @property
     def kind(self) -> str:
         return self.target.rpartition(".")[2]
+
+
+class ScalingFeatures(_Named):
+    """How a rotation is slowed, by the name of our class and its numbers."""
+
+    factor: float
+    original_tokens: int | None = None
+    low_frequency_factor: float | None = None
+    high_frequency_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+
+
+class PositionsFeatures(_Named, shape.PositionsShape):
+    """How a token's place is told, by the name of our class."""
+
+    scaling: ScalingFeatures | None = None
 
 
 class AttentionFeatures(shape.AttentionShape):
@@ -79,6 +94,7 @@ class Features(shape.ModelShape):
 
 _PARTS: Mapping[str, type[BaseModel]] = {
     "positions": PositionsFeatures,
+    "scaling": ScalingFeatures,
     "attention": AttentionFeatures,
     "mlp": MLPFeatures,
 }

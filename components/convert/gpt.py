@@ -33,6 +33,7 @@ SHARED = (
     ),
     family.EVEN_HEADS,
     family.NO_QK_NORM,
+    family.NORM_BEFORE,
 )
 
 

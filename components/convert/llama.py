@@ -9,10 +9,41 @@ from typing import Any, ClassVar
 
 from components.convert import family
 from components.convert.family import ConfigKeys, HFFamily, Need
-from components.convert.features import Features
+from components.convert.features import Features, ScalingFeatures
 from components.convert.links import TensorLink, module, same, unstacked, vocabulary
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+
+
+# Our classes that slow the rotation, and what theirs call the kind and its numbers.
+_SCALINGS = {"LinearScaling": "linear", "Llama3Scaling": "llama3", "YarnScaling": "yarn"}
+_NUMBERS = {
+    "factor": "factor",
+    "original_tokens": "original_max_position_embeddings",
+    "low_frequency_factor": "low_freq_factor",
+    "high_frequency_factor": "high_freq_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+}
+
+
+def _scaling(ours: ScalingFeatures | None) -> dict[str, Any] | None:
+    if ours is None:
+        return None
+    numbers = {theirs: getattr(ours, name) for name, theirs in _NUMBERS.items()}
+    given = {name: value for name, value in numbers.items() if value is not None}
+    return {"rope_type": _SCALINGS[ours.kind], **given}
+
+
+def _stated_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Read a scaling, whose kind had another key once, with the numbers it may leave out."""
+    read = {name: value for name, value in config.items() if value is not None}
+    kind = read.pop("rope_type", None) or read.get("type", "default")
+    read.pop("type", None)
+    if kind == "default":
+        return None
+    betas = {"beta_fast": 32.0, "beta_slow": 1.0} if kind == "yarn" else {}
+    return {"rope_type": kind, **betas, **read}
 
 
 class Llama(HFFamily):
@@ -22,6 +53,8 @@ class Llama(HFFamily):
     architecture = "LlamaForCausalLM"
     prefix = "model."
     no_weights = re.compile(r"rotary_emb\.inv_freq$")
+    norms = ("input_layernorm", "post_attention_layernorm")  # of attention, and of the MLP
+    default_base = 10_000.0
     needs: ClassVar[tuple[Need, ...]] = (
         family.ROTARY,
         family.RMS_NORM,
@@ -29,6 +62,7 @@ class Llama(HFFamily):
         family.NO_EXPERTS,
         family.NO_QK_NORM,
         family.NO_EMBEDDING_NORM,
+        family.NORM_BEFORE,
     )
 
     keys: ClassVar[ConfigKeys] = {
@@ -43,7 +77,7 @@ class Llama(HFFamily):
         "mlp_bias": (False, lambda m: m.mlp.bias),
         "rms_norm_eps": (1e-6, lambda m: m.norm.eps),
         "rope_theta": (None, lambda m: m.positions.base),
-        "rope_scaling": (None, lambda _: None),
+        "rope_scaling": (None, lambda m: _scaling(m.positions.scaling)),
         "tie_word_embeddings": (False, lambda m: m.tied_embeddings),
     }
 
@@ -52,13 +86,12 @@ class Llama(HFFamily):
         heads = read["num_attention_heads"]
         # The rotary base and scaling, in the spelling of transformers 5 or an older one.
         newer = dict(config.get("rope_parameters") or {})
-        base = newer.pop("rope_theta", None) or read["rope_theta"] or 10_000.0
-        scaling = newer if newer.get("rope_type", "default") != "default" else None
+        base = newer.pop("rope_theta", None) or read["rope_theta"]
         read |= {
             "num_key_value_heads": read["num_key_value_heads"] or heads,
             "head_dim": config.get("head_dim") or read["hidden_size"] // heads,
-            "rope_theta": base,
-            "rope_scaling": scaling or read["rope_scaling"],
+            "rope_theta": base or self.default_base,
+            "rope_scaling": _stated_scaling(newer or read["rope_scaling"] or {}),
         }
         return {key: read[key] for key in self.keys}  # not all of Llama's are OLMo's
 
@@ -75,7 +108,7 @@ class Llama(HFFamily):
         for layer in range(features.num_layers):
             ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
             if has_weight:
-                yield same(f"{ours}.attention_norm.weight", f"{theirs}.input_layernorm.weight")
+                yield same(f"{ours}.attention_norm.weight", f"{theirs}.{self.norms[0]}.weight")
             for name in ("query", "key", "value", "output"):
                 projection = f"{theirs}.self_attn.{name[0]}_proj"
                 bias = features.attention.bias
@@ -84,7 +117,7 @@ class Llama(HFFamily):
                 norm = f"{theirs}.self_attn.{name[0]}_norm.weight"
                 yield same(f"{ours}.attention.{name}_norm.weight", norm)
             if has_weight:
-                norm = f"{theirs}.post_attention_layernorm.weight"
+                norm = f"{theirs}.{self.norms[1]}.weight"
                 yield same(f"{ours}.mlp_norm.weight", norm)
             yield from self.mlp_links(features, f"{ours}.mlp", f"{theirs}.mlp")
         if has_weight:
@@ -102,11 +135,13 @@ EPS = 1e-5  # written into the class of OLMo
 _NO_CLIPPING = (None, lambda _: None)
 
 
-def _without(*names: str) -> dict[str, Any]:
+def without(*names: str) -> dict[str, Any]:
+    """Return Llama's keys without those that a relative does not have."""
     return {key: value for key, value in Llama.keys.items() if key not in names}
 
 
-def _is_gated(features: Features) -> bool:
+def is_gated(features: Features) -> bool:
+    """Whether the MLP, or each expert, is gated and has no bias."""
     return features.mlp.gated and not features.mlp.bias
 
 
@@ -122,14 +157,15 @@ class Olmo(Llama):
             f"it has LayerNorm without parameters, eps {EPS:g}, here is {{norm}}",
             lambda m: m.norm.kind == "LayerNorm with no parameters" and m.norm.eps == EPS,
         ),
-        Need("mlp", "its MLP is gated and has no bias", _is_gated),
+        Need("mlp", "its MLP is gated and has no bias", is_gated),
         family.NO_EXPERTS,
         family.EVEN_HEADS,
         family.NO_QK_NORM,
         family.NO_EMBEDDING_NORM,
+        family.NORM_BEFORE,
     )
     keys: ClassVar[ConfigKeys] = {
-        **_without("head_dim", "mlp_bias", "rms_norm_eps"),
+        **without("head_dim", "mlp_bias", "rms_norm_eps"),
         "clip_qkv": _NO_CLIPPING,
     }
 
@@ -151,17 +187,18 @@ class Olmoe(Llama):
             "it is a mixture of experts",
             lambda m: m.mlp.num_experts is not None,
         ),
-        Need("mlp", "its experts are gated and have no bias", _is_gated),
+        Need("mlp", "its experts are gated and have no bias", is_gated),
         Need("mlp.routing", "its router is learned", lambda m: m.mlp.routing == "learned"),
         family.EVEN_HEADS,
         Need(
             "attention.qk_norm",
-            "it normalizes queries and keys like all else",
-            lambda m: m.attention.qk_norm == m.norm,
+            "it normalizes queries and keys like all else, over all heads",
+            lambda m: m.attention.qk_norm == m.norm and not m.attention.norms_heads,
         ),
         family.NO_EMBEDDING_NORM,
+        family.NORM_BEFORE,
     )
-    keys: ClassVar[ConfigKeys] = _without("head_dim", "mlp_bias") | {
+    keys: ClassVar[ConfigKeys] = without("head_dim", "mlp_bias") | {
         "rms_norm_eps": (1e-5, lambda m: m.norm.eps),
         "num_experts": (64, lambda m: m.mlp.num_experts),
         "num_experts_per_tok": (8, lambda m: m.mlp.top_k),

@@ -125,6 +125,7 @@ def _check_parts(folder: Path, features: Features) -> None:
     has = {
         "positions": features.positions.kind in {"Alibi", "Learned"},
         "norm": norm.kind == "LayerNorm with weight and bias",
+        "norm_placement": features.norm_placement == "before",
         "embedding_norm": features.embedding_norm in {None, norm},
         "mlp": mlp.is_plain and mlp.bias,
         "attention.bias": attention.bias,
@@ -135,7 +136,7 @@ def _check_parts(folder: Path, features: Features) -> None:
         raise RecipeError(
             _PATH,
             f"{folder} is a universal checkpoint, read for models with ALiBi or learned "
-            f"positions, LayerNorm and a plain MLP, all with biases, and as many heads of keys "
-            f"as of queries; the recipe has others: {', '.join(lacking)}",
+            f"positions, LayerNorm before each branch and a plain MLP, all with biases, and as "
+            f"many heads of keys as of queries; the recipe has others: {', '.join(lacking)}",
             "convert the weights to a Hugging Face folder first",
         )

@@ -134,35 +134,42 @@ def _split_layer(layer: Layer, split: _Split, *, index: int) -> None:
     if not split.between.sliced:  # sliced, all dropout draws from a rank's own stream
         attention.core = SplitCore(attention.core, mesh, layer=index)
     query_dim = attention.num_heads * attention.head_dim
-    attention.query_norm = _split_norm(attention.query_norm, mesh, dim=query_dim)
-    _split_groups(attention, mesh, split.shares)
+    _split_norm(attention, "query_norm", split, dim=query_dim)
+    _split_groups(attention, split)
 
 
-def _split_groups(attention: Attention, mesh: DeviceMesh, shares: GradientSum) -> None:
+def _split_groups(attention: Attention, split: _Split) -> None:
     """Split the maps to keys and values, or let several ranks share a head."""
+    mesh, shares = split.mesh, split.shares
     key_dim, ranks = attention.key.out_features, mesh.size()
     groups = key_dim // attention.head_dim
     if groups % ranks == 0:
         split_columns(attention.key, mesh)
         split_columns(attention.value, mesh)
-        attention.key_norm = _split_norm(attention.key_norm, mesh, dim=key_dim)
+        _split_norm(attention, "key_norm", split, dim=key_dim)
         return
     first = mesh.get_local_rank() * groups // ranks * attention.head_dim
     shared = slice(first, first + attention.head_dim)
     replicate_parameters(attention.value, mesh, shares=shares, rows=shared)
-    if attention.key_norm is None:
+    if attention.key_norm is None or attention.norms_heads:
         replicate_parameters(attention.key, mesh, shares=shares, rows=shared)
+        _split_norm(attention, "key_norm", split, dim=key_dim)
         return
     for module in (attention.key, attention.key_norm):  # a norm over all heads needs them all
         replicate_parameters(module, mesh, shares=shares)
     attention.key_norm.register_forward_hook(lambda _, __, keys: keys[..., shared])
 
 
-def _split_norm(norm: nn.Module | None, mesh: DeviceMesh, *, dim: int) -> SplitNorm | None:
+def _split_norm(attention: Attention, name: str, split: _Split, *, dim: int) -> None:
+    """Let a norm over all heads ask the other ranks; of each head it needs its own alone."""
+    norm = getattr(attention, name)
     if norm is None:
-        return None
+        return
+    if attention.norms_heads:  # the same weights on all ranks, for other heads
+        replicate_parameters(norm, split.mesh, shares=split.shares)
+        return
     assert isinstance(norm, Norm), "only the norms of this repository know their statistics"
-    return SplitNorm(norm, mesh, dim=dim)
+    setattr(attention, name, SplitNorm(norm, split.mesh, dim=dim))
 
 
 def _check(decoder: Decoder, ranks: int) -> None:

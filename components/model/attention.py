@@ -108,8 +108,10 @@ class Attention(nn.Module):
 
     Grouping is https://arxiv.org/abs/2305.13245, section 2.2: query head ``i`` reads group
     ``i // (num_heads / num_kv_heads)``. A rank may hold some heads, from ``first_head`` on.
-    ``qk_norm`` normalizes queries and keys over their whole projected width, before they are
-    turned (OLMoE, https://arxiv.org/abs/2409.02060, section 4.2.5).
+    ``qk_norm`` normalizes queries and keys before they are turned: over their whole projected
+    width (OLMoE, https://arxiv.org/abs/2409.02060, section 4.2.5), or ``qk_norm_over`` each
+    head by itself, with the same weights in all (Qwen3, https://arxiv.org/abs/2505.09388,
+    section 2). ``turns`` says whether this layer rotates where the positions do.
 
     ``layer_scaling`` records that the published run divided scores by the layer's number and
     multiplied them back in the softmax (Megatron): in float32 scores, as here, that cancels.
@@ -130,6 +132,7 @@ class Attention(nn.Module):
         layer_scaling: bool,
         dropout: BelowOne,
         backends: Sequence[Backend],
+        qk_norm_over: Literal["all_heads", "each_head"] = "all_heads",
     ) -> None:
         super().__init__()
         if num_heads % num_kv_heads:
@@ -142,21 +145,29 @@ class Attention(nn.Module):
         self.head_dim = head_dim
         self.first_head = 0
         self.layer_scaling = layer_scaling
+        self.turns = True
         self.query = Linear(dim, query_dim, bias=bias)
         self.key = Linear(dim, key_dim, bias=bias)
         self.value = Linear(dim, key_dim, bias=bias)
-        self.query_norm = None if qk_norm is None else qk_norm(dim=query_dim)
-        self.key_norm = None if qk_norm is None else qk_norm(dim=key_dim)
+        self.norms_heads = qk_norm_over == "each_head"
+        widths = (head_dim, head_dim) if self.norms_heads else (query_dim, key_dim)
+        norms = [None if qk_norm is None else qk_norm(dim=width) for width in widths]
+        self.query_norm, self.key_norm = norms
         self.core = AttentionCore(dropout=dropout, backends=backends)
         self.output = ResidualLinear(query_dim, dim, bias=bias)
 
     def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
         query, key = self.query(hidden), self.key(hidden)
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
+        if not self.norms_heads:
+            query, key = self._normalized(query, key)
+        query, key = self._heads(query), self._heads(key)
+        if self.norms_heads:
+            query, key = self._normalized(query, key)
+        if self.turns:
+            query, key = scope.turn(query), scope.turn(key)
         mixed = self.core(
-            scope.turn(self._heads(query)).transpose(1, 2),  # (batch, heads, seq, head_dim)
-            scope.turn(self._heads(key)).transpose(1, 2),
+            query.transpose(1, 2),  # (batch, heads, seq, head_dim)
+            key.transpose(1, 2),
             self._heads(self.value(hidden)).transpose(1, 2),
             scope,
             first_head=self.first_head,
@@ -166,6 +177,11 @@ class Attention(nn.Module):
     def prepare(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> None:
         """Let the core make what all layers share."""
         self.core.prepare(hidden, scope, head_dim=self.head_dim)
+
+    def _normalized(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        if self.query_norm is None or self.key_norm is None:
+            return query, key
+        return self.query_norm(query), self.key_norm(key)
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(*projected.shape[:2], -1, self.head_dim)

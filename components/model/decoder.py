@@ -5,17 +5,19 @@ where a pipeline stage holds only some of the layers; what a Hugging Face Llama 
 `components/convert/llama.py`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from components.errors import RecipeError
 from components.model.attention import Attention, ForwardScope
 from components.model.initialization import Normal
+from components.model.kept import passing_on
 from components.model.loss import Head, Readout
 from components.model.masks import CausalMask
 from components.model.positions import Placement, Positions
@@ -50,7 +52,23 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), scope))
-        return cast("Tensor", hidden + self.dropout(self.mlp(self.mlp_norm(hidden))))
+        added = passing_on(self.mlp(self.mlp_norm(hidden)))
+        return cast("Tensor", hidden + self.dropout(added))
+
+
+class ReorderedLayer(Layer):
+    """Norm what attention and the MLP give, before it is added, not what they are fed.
+
+    The norms carry the same names: https://arxiv.org/abs/2501.00656, section 3.2.
+    """
+
+    @override
+    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
+        hidden = hidden + self.dropout(self.attention_norm(self.attention(hidden, scope)))
+        return cast("Tensor", hidden + self.dropout(self.mlp_norm(self.mlp(hidden))))
+
+
+LAYERS: Mapping[str, type[Layer]] = {"before": Layer, "after": ReorderedLayer}
 
 
 class Decoder(nn.Module):
@@ -66,7 +84,8 @@ class Decoder(nn.Module):
     ``documents``, where given, number the document of each token of the whole sequence; a token
     then attends to its own document only. ``mask``, where given, is that of an earlier stage.
     ``places`` says where in the sequence the tokens at hand stand.
-    ``init_from`` names the folder of weights that a run begins with, or is ``none``.
+    ``init_from`` names the folder of weights that a run begins with, or is ``none``. Where a
+    recipe says no ``norm_placement``, layers norm what their branches are fed.
 
     Raises:
         RecipeError: fewer rows than tokens, no layer, a padding row that does not exist, or
@@ -96,6 +115,7 @@ class Decoder(nn.Module):
         dropout: BelowOne,
         initialization: Normal,
         init_from: str,
+        norm_placement: Literal["before", "after"] = "before",
     ) -> None:
         super().__init__()
         _check_sizes(num_layers, vocab_size, padded_vocab_size, initialization.padding_row)
@@ -106,12 +126,15 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(padded_vocab_size, dim)
         self.embedding_norm = None if embedding_norm is None else embedding_norm(dim=dim)
         self.dropout = nn.Dropout(dropout)
+        kind = LAYERS[norm_placement]
         layers = [
-            Layer(dim=dim, attention=attention, mlp=mlp, norm=norm, dropout=dropout)
+            kind(dim=dim, attention=attention, mlp=mlp, norm=norm, dropout=dropout)
             for _ in range(num_layers)
         ]
         heads = layers[0].attention
         self.positions = positions(dim=dim, num_heads=heads.num_heads, head_dim=heads.head_dim)
+        for index, layer in enumerate(layers):
+            layer.attention.turns = self.positions.turns(index)
         self.layers = nn.ModuleDict({str(index): layer for index, layer in enumerate(layers)})
         self.final_norm = norm(dim=dim)
         # Tied, the embedding's weight is used, not shared: a shared parameter parts from its

@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from components.errors import RecipeError
-from components.ranges import Positive
+from components.model.rotary_scaling import Scaling
+from components.ranges import Layers, Positive
 
 
 class Rotation:
@@ -64,33 +66,76 @@ class Positions(nn.Module):
         """Compute anew what depends on places: no buffer has to survive ``meta``."""
         return Placement(places=places)
 
+    def turns(self, layer: int) -> bool:
+        """Whether the layer of this number, from 0, applies a rotation where there is one."""
+        return True
+
 
 class Rotary(Positions):
     """Rotate channel pairs by position times frequency (RoPE).
 
     Pair ``i`` turns by ``position * base ** (-2 i / head_dim)``, https://arxiv.org/abs/2104.09864,
     section 3.2.2. Pairs are ``(i, i + head_dim / 2)`` as in GPT-NeoX, Megatron and Hugging Face
-    checkpoints; the paper and Meta's Llama pair ``(2 i, 2 i + 1)``.
+    checkpoints; the paper and Meta's Llama pair ``(2 i, 2 i + 1)``. A
+    ``scaling`` slows pairs down.
 
     Raises:
         RecipeError: ``head_dim`` is odd.
     """
 
-    def __init__(self, *, dim: int, num_heads: int, head_dim: int, base: Positive) -> None:
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        base: Positive,
+        scaling: Scaling | None = None,
+    ) -> None:
         super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim)
         if head_dim % 2:
             problem = f"{head_dim} is odd, but rotary positions turn channels in pairs"
             remedy = f"use {head_dim - 1} or {head_dim + 1}"
             raise RecipeError("model.attention.head_dim", problem, remedy)
         self.base = base
+        self.scaling = scaling
+        self.magnitude = 1.0 if scaling is None else scaling.magnitude
 
     def forward(self, places: Int[Tensor, " seq"]) -> Placement:
         channels = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=places.device)
         frequencies = 1.0 / self.base ** (channels / self.head_dim)
+        if self.scaling is not None:
+            frequencies = self.scaling(frequencies, base=self.base)
         angles = torch.outer(places.float(), frequencies)[:, None]  # (seq, 1, half)
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
         rotation = Rotation(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))
         return Placement(places=places, rotation=rotation)
+
+
+class InterleavedRotary(Rotary):
+    """Rotate in all layers but each ``skip_every``-th, which knows the order by its mask alone.
+
+    With 4 it is the layers 4, 8, ... counted from 1 that have no positions (NoPE, as in
+    https://arxiv.org/abs/2501.18795).
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        base: Positive,
+        skip_every: Layers,
+        scaling: Scaling | None = None,
+    ) -> None:
+        heads = {"num_heads": num_heads, "head_dim": head_dim}
+        super().__init__(dim=dim, **heads, base=base, scaling=scaling)
+        self.skip_every = skip_every
+
+    @override
+    def turns(self, layer: int) -> bool:
+        return (layer + 1) % self.skip_every != 0
 
 
 class Alibi(Positions):

@@ -51,15 +51,16 @@ def layer_bytes_per_token(job: TrainingJob, recompute: Recompute | None = None) 
 def _kept_selectively(job: TrainingJob) -> float:
     """Count the layer's input, and results of products, attention, experts and collectives.
 
-    What a layer adds to its input last, and shares that a collective adds up, are not kept
-    (`components.model.kept`), nor what blocks gather; 4 bytes a head are attention's own, 12
-    the choice of an expert.
+    What a layer adds to its input last, unless a norm reads it, and shares that a collective
+    adds up, are not kept (`components.model.kept`), nor what blocks gather; 4 bytes a head are
+    attention's own, 12 the choice of an expert.
     """
     shape, layout, hidden = job.shape, job.layout, 2.0 * job.shape.dim
     attention, copies = shape.attention, (shape.mlp.top_k or 1) * layout.padding
     queries = attention.num_heads * attention.head_dim
     keys = attention.num_kv_heads * attention.head_dim
-    whole = 2 * hidden  # what comes in, and what attention adds
+    # What comes in, and what attention adds; a norm after the MLP asks what that gave.
+    whole = (3 if shape.norm_placement == "after" else 2) * hidden
     cut = 2.0 * (2 * queries + 2 * keys) + 4.0 * attention.num_heads
     cut += 4.0 * keys * layout.context * (layout.context > 1)
     cut += 2.0 * (2 if shape.mlp.gated else 1) * copies * shape.mlp.ffn_dim
@@ -75,14 +76,19 @@ def _kept_selectively(job: TrainingJob) -> float:
 def _attention(job: TrainingJob) -> tuple[float, float]:
     """Bytes a token of attention: what tensor ranks repeat, and what they cut.
 
-    Queries, keys, values and the result, 2 bytes each; rotated queries and keys once more.
+    Queries, keys, values and the result, 2 bytes each; rotated queries and keys once more, in
+    the mean over layers where some do not rotate.
     """
     attention, dim = job.shape.attention, job.shape.dim
     queries = attention.num_heads * attention.head_dim
     keys = attention.num_kv_heads * attention.head_dim
     cut = 2.0 * (2 * queries + 2 * keys)
-    if job.shape.positions.base is not None:
-        cut += 2.0 * (queries + keys)
+    turned = job.shape.positions.turned_layers(job.shape.num_layers) / job.shape.num_layers
+    cut += 2.0 * turned * (queries + keys)
+    if attention.qk_norm and not attention.norms_heads and job.layout.tensor > 1:
+        # A norm over all ranks' heads keeps two float32 copies. Else what goes into a norm is
+        # kept, and of the rotation nothing: as much as is counted.
+        cut += 6.0 * (queries + keys)
     # Each pass keeps its result, and what is made of them is one more.
     cut += 2.0 * 2 * (job.attention_passes - 1) * queries
     if not job.fused_attention:

@@ -120,6 +120,20 @@ def test_learned_positions_of_a_small_recipe_stay() -> None:
     assert named.shape.positions.num_positions == 64
 
 
+def test_one_layer_at_least_of_those_that_do_not_rotate_stays() -> None:
+    some = {
+        "_target_": "components.model.positions.InterleavedRotary",
+        "_partial_": True,
+        "base": 10_000.0,
+    }
+    for skip_every, layers, expected in ((6, 48, 4), (3, 48, 3), (6, 2, 2)):
+        positions = some | {"skip_every": skip_every}
+        changed = {"model.num_layers": layers, "model.positions": positions}
+        shape = compose_own(changed, "scale=mini").shape
+        assert shape.positions.skip_every == expected
+        assert shape.positions.turned_layers(shape.num_layers) < shape.num_layers
+
+
 def test_a_recipe_whose_home_is_here_trains_at_its_own_size() -> None:
     wide = {"model.dim": 512, "model.mlp.ffn_dim": 1_024}
     assert compose_own(wide).scale.name == "mini"

@@ -158,11 +158,57 @@ def olmoe_renormalized() -> Section:
     return section
 
 
+def olmo2() -> Section:
+    """Norms after attention and MLP, and over all queries and all keys."""
+    whole = {"num_kv_heads": 3, "qk_norm": RMS}
+    section = _section(positions=ROTARY, norm=RMS, mlp={}, attention=whole)
+    return section | {"tied_embeddings": False, "norm_placement": "after"}
+
+
+def qwen3() -> Section:
+    """Grouped heads that are wider than the model together, each normalized by itself."""
+    heads = {"num_kv_heads": 2, "head_dim": 10, "qk_norm": RMS, "qk_norm_over": "each_head"}
+    return _section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
+
+
+def smollm3() -> Section:
+    """The second and the fourth of five layers do not rotate."""
+    some = {"_target_": "components.model.positions.InterleavedRotary", "skip_every": 2}
+    section = _section(positions=ROTARY | some, norm=RMS, mlp={}, attention={"num_kv_heads": 2})
+    return section | {"num_layers": 5}
+
+
+def _slowed(section: Section, name: str, **numbers: float) -> Section:
+    scaling = {"_target_": f"components.model.rotary_scaling.{name}", "factor": 4.0, **numbers}
+    return section | {"positions": section["positions"] | {"scaling": scaling}}
+
+
+def llama_slowed() -> Section:
+    return _slowed(llama(), "LinearScaling")
+
+
+def llama_slowed_as_llama3() -> Section:
+    """Of five pairs the fastest stays and the next ones are between."""
+    turns = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0}
+    return _slowed(llama(), "Llama3Scaling", **turns, original_tokens=12)
+
+
+def qwen3_slowed() -> Section:
+    numbers = {"original_tokens": 12, "beta_fast": 1.0, "beta_slow": 0.03125}
+    return _slowed(qwen3(), "YarnScaling", **numbers)
+
+
+def smollm3_slowed() -> Section:
+    numbers = {"original_tokens": 12, "beta_fast": 1.0, "beta_slow": 0.03125}
+    return _slowed(smollm3(), "YarnScaling", **numbers)
+
+
 SECTIONS = {
     make.__name__: make
     for make in (
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
-        *(olmoe, olmoe_renormalized),
+        *(olmoe, olmoe_renormalized, olmo2, qwen3, smollm3),
+        *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed),
     )
 }
 

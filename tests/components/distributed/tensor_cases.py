@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,8 @@ class Parts(NamedTuple):
     attention_dropout: float = 0.0
     num_layers: int = 2
     rows: int = 64
+    norm_placement: Literal["before", "after"] = "before"
+    qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
 
 
 class Difference(NamedTuple):
@@ -74,6 +76,7 @@ def build(parts: Parts) -> Decoder:
             layer_scaling=False,
             dropout=parts.attention_dropout,
             backends=BACKENDS,
+            qk_norm_over=parts.qk_norm_over,
         ),
         mlp=parts.mlp,
         norm=parts.norm,
@@ -81,6 +84,7 @@ def build(parts: Parts) -> Decoder:
         dropout=parts.dropout,
         initialization=Normal(std=0.2, residual="scaled", padding_row=None),
         init_from="none",
+        norm_placement=parts.norm_placement,
     )
 
 

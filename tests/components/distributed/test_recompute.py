@@ -7,6 +7,7 @@ from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.recompute_cases import recompute_beside_none
 from tests.components.distributed.tensor_cases import RMS_NORM, Parts
 from tests.components.distributed.test_experts import mixture
+from tests.components.distributed.test_tensor import HEAD_NORMS, NORMS_AFTER
 from tests.components.distributed.test_tensor_layouts import BLOOM
 
 DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
@@ -17,6 +18,9 @@ DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
     [
         ("whole", Parts(qk_norm=RMS_NORM)),
         ("sliced", Parts()),
+        ("whole", NORMS_AFTER),
+        ("sliced", NORMS_AFTER._replace(bias=True, dropout=0.1)),
+        ("whole", HEAD_NORMS),
         ("whole", DROPS),
         ("sliced", DROPS),
         ("context", Parts()),
@@ -27,7 +31,8 @@ DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
         ("all_to_all 2", mixture()._replace(dropout=0.1)),
     ],
     ids=[
-        *("whole", "sliced", "whole, drops", "sliced, drops", "context", "context, slopes"),
+        *("whole", "sliced", "norms after", "sliced, norms after", "norm of each head"),
+        *("whole, drops", "sliced, drops", "context", "context, slopes"),
         *("gathered", "gathered in parts", "exchanged", "exchanged in parts"),
     ],
 )

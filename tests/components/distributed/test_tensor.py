@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from components.model.moe import Experts
-from components.model.positions import Alibi, Learned, Positions
+from components.model.positions import Alibi, InterleavedRotary, Learned, Positions
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     BARE_LAYER_NORM,
@@ -38,6 +38,8 @@ BLOOM = Parts(
     embedding_norm=LAYER_NORM,
 )
 GPT = Parts(num_kv_heads=8, bias=True, tied=True, positions=LEARNED, mlp=GELU, norm=LAYER_NORM)
+HEAD_NORMS = Parts(qk_norm=RMS_NORM, qk_norm_over="each_head")
+NORMS_AFTER = Parts(qk_norm=RMS_NORM, norm_placement="after")
 FAMILIES = {
     "llama": LLAMA,
     "bloom": BLOOM,
@@ -51,6 +53,13 @@ FAMILIES = {
     "bare query-key norm": Parts(qk_norm=BARE_LAYER_NORM, norm=BARE_LAYER_NORM),
     "one group": Parts(num_kv_heads=1, bias=True),
     "one group, query-key norm": Parts(num_kv_heads=1, qk_norm=LAYER_NORM),
+    "query-key norm of each head": HEAD_NORMS,
+    "one group, query-key norm of each head": HEAD_NORMS._replace(num_kv_heads=1),
+    "norms after": NORMS_AFTER,
+    "norms after, with biases": Parts(bias=True, mlp=GELU, norm_placement="after"),
+    "a layer that does not rotate": Parts(
+        positions=partial(InterleavedRotary, base=10_000.0, skip_every=2)
+    ),
 }
 families = pytest.mark.parametrize("family", FAMILIES)
 sequence_parallel = pytest.mark.parametrize(
@@ -80,8 +89,12 @@ def test_two_ranks_equal_one_process(
         Parts(num_kv_heads=2),
         Parts(num_kv_heads=2, bias=True, tied=True, qk_norm=RMS_NORM),
         Parts(num_kv_heads=1, num_heads=4, qk_norm=LAYER_NORM),
+        HEAD_NORMS._replace(num_kv_heads=2, bias=True),
     ],
-    ids=["bloom", "two groups", "two groups, query-key norm", "one group, query-key norm"],
+    ids=[
+        *("bloom", "two groups", "two groups, query-key norm", "one group, query-key norm"),
+        "two groups, query-key norm of each head",
+    ],
 )
 @sequence_parallel
 def test_four_ranks_equal_one_process_also_where_they_share_key_value_heads(

@@ -15,6 +15,11 @@ WORDS = (
     *("budget.sequence_length=256", "budget.global_batch_tokens=8192", "model.dim=256"),
     *("budget.total_tokens=81920", "parallelism.data=1", "parallelism.microbatch_sequences=2"),
 )
+QK_NORM = (
+    "model.attention.qk_norm={_target_: components.model.norms.Norm, _partial_: true, "
+    "eps: 1e-5, center: false, weight: true, bias: false}"
+)
+HEAD_NORMS = "model.attention.qk_norm_over=each_head"
 DEPTHS = (4, 8)
 
 
@@ -40,6 +45,8 @@ def most(found: StepRehearsal) -> dict[Any, int]:
             1e-4,
         ),
         (("recipe=teuken7b", "parallelism.context=2"), 1e-4),
+        (("recipe=teuken7b", "model.norm_placement=after"), 1e-4),
+        (("recipe=teuken7b", "parallelism.tensor=2", HEAD_NORMS, QK_NORM), 1e-4),
         (("recipe=mula7b_a1b",), 0.05),
         (("recipe=mula7b_a1b", "parallelism.expert=2"), 0.05),
         (
@@ -57,7 +64,10 @@ def most(found: StepRehearsal) -> dict[Any, int]:
             0.05,
         ),
     ],
-    ids=["dense", "tensor", "context", "experts", "gathered", "exchanged", "bounded"],
+    ids=[
+        *("dense", "tensor", "context", "norms after", "norm of each head"),
+        *("experts", "gathered", "exchanged", "bounded"),
+    ],
 )
 def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(
     words: tuple[str, ...], tolerance: float
@@ -69,3 +79,17 @@ def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(
     each = apart["activations"] / (DEPTHS[1] - DEPTHS[0])
     assert each == pytest.approx(planned * job.microbatch_tokens, rel=tolerance)
     assert apart["casts"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("over", ["all_heads", "each_head"])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_norms_of_queries_and_keys_are_planned(over: str, tensor: int) -> None:
+    words = (
+        *("recipe=teuken7b", "parallelism.recompute=none", f"parallelism.tensor={tensor}"),
+        *(f"model.attention.qk_norm_over={over}", QK_NORM),
+    )
+    (job, fewer), (_, more) = (rehearsed(depth, words) for depth in DEPTHS)
+    each = (most(more)["activations"] - most(fewer)["activations"]) / (DEPTHS[1] - DEPTHS[0])
+    planned = layer.layer_bytes_per_token(job) * job.microbatch_tokens
+    assert each == pytest.approx(planned, rel=0.02)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
 import pytest
 from torch import nn
@@ -31,6 +32,7 @@ def _small_decoder(
     head_dim: int = 10,
     bias: bool = False,
     qk_norm: Callable[..., nn.Module] | None = None,
+    qk_norm_over: Literal["all_heads", "each_head"] = "all_heads",
     layer_scaling: bool = False,
     backends: Sequence[Backend] = BACKENDS,
     positions: Callable[..., Positions] = ROTARY,
@@ -41,6 +43,7 @@ def _small_decoder(
     attention_dropout: float = 0.0,
     std: float = 0.2,
     padding_row: int | None = None,
+    norm_placement: Literal["before", "after"] = "before",
 ) -> Decoder:
     return Decoder(
         dim=dim,
@@ -59,6 +62,7 @@ def _small_decoder(
             layer_scaling=layer_scaling,
             dropout=attention_dropout,
             backends=backends,
+            qk_norm_over=qk_norm_over,
         ),
         mlp=mlp,
         norm=norm,
@@ -66,6 +70,7 @@ def _small_decoder(
         dropout=dropout,
         initialization=Normal(std=std, residual="scaled", padding_row=padding_row),
         init_from="none",
+        norm_placement=norm_placement,
     )
 
 

@@ -15,11 +15,12 @@ from components.model.attention import ForwardScope
 from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.model.moe import Experts, expert_layers
-from components.model.positions import Alibi, Placement
+from components.model.positions import Alibi, InterleavedRotary, Placement
 from components.model.recompute import checkpoint_activations
 from components.torch_internals.operators import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized
+from tests.components.model.conftest import RMS_NORM
 from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.routing_terms import auxiliary_terms
 
@@ -42,6 +43,8 @@ FEW_EXPERTS = partial(
     z_loss=0.0,
     path="grouped",
 )
+
+HEAD_NORMS = {"qk_norm": RMS_NORM, "qk_norm_over": "each_head"}
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +105,7 @@ def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", [{"positions": Alibi}, {"mlp": FEW_EXPERTS}])
+@pytest.mark.parametrize("part", [{"positions": Alibi}, {"mlp": FEW_EXPERTS}, HEAD_NORMS])
 def test_discounts_and_experts_compile_too(
     small_decoder: Build, part: dict[str, object]
 ) -> None:
@@ -132,6 +135,18 @@ def test_all_layers_share_a_graph_that_evaluation_takes_no_part_in(
         torch.autograd.backward(loss)
         counts.append(count_graphs())
     assert [count - counts[0] for count in counts] == [0, 0, 1, 1]
+
+
+@pytest.mark.long
+def test_layers_that_do_not_rotate_share_a_second_graph(small_decoder: Build) -> None:
+    some = partial(InterleavedRotary, base=10_000.0, skip_every=4)
+    settings = {"positions": some, "num_layers": 12, "norm_placement": "after"}
+    plain = randomized(small_decoder(**settings)).double()
+    model = copy.deepcopy(plain)
+    compile_layers(model, "layers", recompute="selective")
+    before = count_graphs()
+    compare(plain, model, torch.randint(61, (2, 19)))
+    assert count_graphs() - before == 2
 
 
 @pytest.mark.long

@@ -55,11 +55,13 @@ def assert_same_bits(
         assert torch.equal(gradient_of(parameter), gradient_of(theirs[name])), name
 
 
+@pytest.mark.parametrize("norm_placement", ["before", "after"])
 @pytest.mark.parametrize("parts", CHOICES)
 def test_gradients_are_bitwise_equal_and_names_stay(
-    small_decoder: Build, parts: str | list[str]
+    small_decoder: Build, parts: str | list[str], norm_placement: str
 ) -> None:
-    plain = randomized(small_decoder(dropout=0.2, attention_dropout=0.2))
+    drops = {"dropout": 0.2, "attention_dropout": 0.2}
+    plain = randomized(small_decoder(**drops, norm_placement=norm_placement))
     model = copy.deepcopy(plain)
     checkpoint_activations(model, parts)
     assert list(model.state_dict()) == list(plain.state_dict())
@@ -88,7 +90,12 @@ def test_experts_choose_the_same_again(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(
     "part",
-    [{}, {"bias": True}, *({"mlp": path} for path in ("loop", "auto", "grouped"))],
+    [
+        {},
+        {"bias": True},
+        {"norm_placement": "after"},
+        *({"mlp": path} for path in ("loop", "auto", "grouped")),
+    ],
     ids=str,
 )
 def test_selective_recomputation_repeats_no_product_and_no_attention(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.config.shape import ModelShape
+from components.config.shape import ModelShape, PositionsShape
 from components.planner.job import TrainingJob
 from components.planner.layer import layer_bytes_per_token, microbatches_kept
 from components.planner.memory import plan_memory, usable_bytes
@@ -292,3 +292,39 @@ def test_an_embedding_that_outweighs_a_microbatch_counts_for_the_first_stage() -
     assert second.buffers < first.buffers < matrix
     freed = first.activations / ours().memory.fragmentation + first.casts
     assert matrix - first.buffers == pytest.approx(freed / 4)
+
+
+def test_norms_over_all_heads_are_cut_and_those_of_each_head_held_whole() -> None:
+    plain = MIDDLE.attention
+    counts = {}
+    for over in ("all_heads", "each_head"):
+        norm = {"qk_norm": MIDDLE.norm, "qk_norm_over": over}
+        shape = MIDDLE.model_copy(update={"attention": plain.model_copy(update=norm)})
+        one, two = (held(job(shape, layout(tensor=ranks)), 0).dense for ranks in (1, 4))
+        bare_one, bare_two = (
+            held(job(MIDDLE, layout(tensor=ranks)), 0).dense for ranks in (1, 4)
+        )
+        counts[over] = (one - bare_one, two - bare_two)
+    both = 2  # weight and bias
+    assert counts["all_heads"] == (32 * both * 2 * 4_096, 32 * both * 2 * 4_096 / 4)
+    assert counts["each_head"] == (32 * both * 2 * 128, 32 * both * 2 * 128)
+
+
+def test_layers_that_do_not_rotate_keep_queries_and_keys_once() -> None:
+    kept = {}
+    for skip_every in (None, 4, 1):
+        rotary = PositionsShape(base=10_000.0, skip_every=skip_every)
+        shape = MIDDLE.model_copy(update={"positions": rotary})
+        kept[skip_every] = layer_bytes_per_token(job(shape, layout()))
+    turned = 2 * 2 * 4_096  # bytes of a token's queries and keys
+    assert kept[None] - kept[4] == turned / 4
+    assert kept[None] - kept[1] == turned
+
+
+def test_a_norm_after_the_mlp_keeps_what_it_gave() -> None:
+    after = MIDDLE.model_copy(update={"norm_placement": "after"})
+    where = layout(sequence_parallel=False)
+    one, other = (
+        layer_bytes_per_token(job(shape, where), "selective") for shape in (MIDDLE, after)
+    )
+    assert other - one == 2 * 4_096

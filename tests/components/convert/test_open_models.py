@@ -1,0 +1,222 @@
+"""Published configurations of open models, counted to the unit and, made small, computed.
+
+What they compute, gradients included, is held against the classes of ``transformers``.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from components.build import build
+from components.config.shape import ModelShape
+from components.convert.family import choose_family
+from components.convert.features import read_features
+from components.convert.folder import their_tensors
+from tests.components.convert.conftest import Section, random_model
+from tests.components.convert.test_parity import (
+    GRADIENT_TOLERANCE,
+    LOGITS_TOLERANCE,
+    distance,
+)
+
+Config = dict[str, Any]
+OLMO2: Config = {  # allenai/OLMo-2-0425-1B, config.json
+    "model_type": "olmo2",
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 2_048,
+    "intermediate_size": 8_192,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 4_096,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 500_000,
+    "tie_word_embeddings": False,
+    "vocab_size": 100_352,
+}
+# allenai/OLMo configs/official-1124/OLMo2-7B-stage1.yaml, in the keys of the class.
+OLMO2_7B = dict(OLMO2, hidden_size=4_096, intermediate_size=11_008, num_hidden_layers=32)
+OLMO2_7B |= {"num_attention_heads": 32, "num_key_value_heads": 32}
+SMOLLM3: Config = {  # HuggingFaceTB/SmolLM3-3B, config.json
+    "model_type": "smollm3",
+    "hidden_size": 2_048,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "intermediate_size": 11_008,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 65_536,
+    "rope_theta": 5_000_000.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "no_rope_layer_interval": 4,
+    "no_rope_layers": [1, 1, 1, 0] * 9,
+}
+QWEN3: Config = {  # Qwen/Qwen3-8B, config.json
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4_096,
+    "intermediate_size": 12_288,
+    "max_window_layers": 36,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1_000_000,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151_936,
+}
+# The smallest of the same series (arXiv 2505.09388, table 1), whose ends are tied.
+QWEN3_06B = dict(QWEN3, hidden_size=1_024, intermediate_size=3_072, num_hidden_layers=28)
+QWEN3_06B |= {"num_attention_heads": 16, "tie_word_embeddings": True}
+
+# By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B and 8.2 B.
+COUNTS: dict[str, tuple[Config, int]] = {
+    "OLMo-2 1B": (OLMO2, 1_484_916_736),
+    "OLMo-2 7B": (OLMO2_7B, 7_298_617_344),
+    "SmolLM3-3B": (SMOLLM3, 3_075_098_624),
+    "Qwen3-0.6B": (QWEN3_06B, 596_049_920),
+    "Qwen3-8B": (QWEN3, 8_190_735_360),
+}
+PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
+    "olmo2": {"norm_placement": "after", "qk_norm_over": "all_heads"},
+    "qwen3": {"qk_norm_over": "each_head"},
+    "smollm3": {},
+}
+
+
+def section_of(config: Config) -> Section:
+    """Write the model section that a recipe of this configuration would have."""
+    parts = PARTS[config["model_type"]]
+    norm = {"center": False, "weight": True, "bias": False, "eps": config["rms_norm_eps"]}
+    norm |= {"_target_": "components.model.norms.Norm", "_partial_": True}
+    positions = {"_target_": "components.model.positions.Rotary", "_partial_": True}
+    positions["base"] = float(config["rope_theta"])
+    if every := config.get("no_rope_layer_interval"):
+        positions |= {"_target_": "components.model.positions.InterleavedRotary"}
+        positions["skip_every"] = every
+    heads = config["num_attention_heads"]
+    return {
+        "_target_": "components.model.decoder.Decoder",
+        "dim": config["hidden_size"],
+        "num_layers": config["num_hidden_layers"],
+        "vocab_size": config["vocab_size"],
+        "padded_vocab_size": config["vocab_size"],
+        "tied_embeddings": config["tie_word_embeddings"],
+        "embedding_norm": None,
+        "dropout": 0.0,
+        "positions": positions,
+        "norm": norm,
+        "norm_placement": parts.get("norm_placement", "before"),
+        "attention": {
+            "_target_": "components.model.attention.Attention",
+            "_partial_": True,
+            "num_heads": heads,
+            "num_kv_heads": config["num_key_value_heads"],
+            "head_dim": config.get("head_dim", config["hidden_size"] // heads),
+            "bias": config.get("attention_bias", False),
+            "qk_norm": norm if "qk_norm_over" in parts else None,
+            "qk_norm_over": parts.get("qk_norm_over", "all_heads"),
+            "layer_scaling": False,
+            "dropout": 0.0,
+            "backends": ["flash"],
+        },
+        "mlp": {
+            "_target_": "components.model.mlp.MLP",
+            "_partial_": True,
+            "ffn_dim": config["intermediate_size"],
+            "activation": "silu",
+            "gated": True,
+            "bias": False,
+        },
+        "initialization": {
+            "_target_": "components.model.initialization.Normal",
+            "std": 0.02,
+            "residual": "plain",
+            "padding_row": None,
+        },
+        "init_from": "none",
+    }
+
+
+def theirs_of(config: Config) -> Any:
+    """Build the class of ``transformers`` that such a ``config.json`` stands for."""
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    kind = {key: value for key, value in config.items() if key != "model_type"} | ids
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(config["model_type"], **kind, attn_implementation="eager")
+    )
+
+
+@pytest.mark.parametrize("model", COUNTS)
+def test_parameters_are_counted_to_the_unit(model: str) -> None:
+    config, published = COUNTS[model]
+    section = section_of(config)
+    with torch.device("meta"):
+        ours, theirs = build(section, "model"), theirs_of(config)
+    assert sum(parameter.numel() for parameter in ours.parameters()) == published
+    assert theirs.num_parameters() == published
+    assert ModelShape.model_validate(section).total_parameters == published
+
+
+@pytest.mark.parametrize("model", COUNTS)
+def test_a_published_configuration_states_our_model(model: str) -> None:
+    config, _ = COUNTS[model]
+    features = read_features(section_of(config))
+    family = choose_family(features)
+    assert family.model_type == config["model_type"]
+    assert family.stated(config) == family.shape(features)
+
+
+def test_layers_without_rotation_follow_from_their_interval() -> None:
+    config = {key: value for key, value in SMOLLM3.items() if key != "no_rope_layers"}
+    features = read_features(section_of(SMOLLM3))
+    family = choose_family(features)
+    assert family.stated(config) == family.shape(features)
+    longer = SMOLLM3 | {"no_rope_layers": [1, 1, 1, 0] * 20}
+    assert family.stated(longer) == family.shape(features)
+    other = SMOLLM3 | {"no_rope_layers": [1, 0, 1, 1] * 9}
+    assert family.stated(other) != family.shape(features)
+
+
+SMALLER: Config = {"hidden_size": 64, "intermediate_size": 172, "vocab_size": 301}
+SMALL: dict[str, Config] = {
+    "olmo2": OLMO2 | SMALLER | {"num_hidden_layers": 3},
+    "smollm3": SMOLLM3 | SMALLER | {"num_hidden_layers": 5},
+    "qwen3": QWEN3 | SMALLER | {"num_hidden_layers": 3, "head_dim": 8},
+}
+
+
+@pytest.mark.parametrize("model", SMALL)
+def test_made_small_it_computes_what_the_class_computes(model: str) -> None:
+    config = SMALL[model]
+    section = section_of(config)
+    features = read_features(section)
+    family = choose_family(features)
+    ours, theirs = random_model(section), theirs_of(config).eval()
+
+    def mapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return dict(their_tensors(tensors, family, features, rows=config["vocab_size"]))
+
+    found = theirs.load_state_dict(mapped(dict(ours.named_parameters())), strict=False)
+    assert not found.unexpected_keys
+    assert set(found.missing_keys) <= {"lm_head.weight"}  # tied
+    batch = torch.randint(301, (2, 65), generator=torch.Generator().manual_seed(5))
+    inputs, targets = batch[:, :-1], batch[:, 1:]
+    logits = theirs(inputs).logits
+    assert distance(ours(inputs), logits) < LOGITS_TOLERANCE
+    F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+    ours.loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
+    gradients = {name: value.grad for name, value in ours.named_parameters()}
+    for name, gradient in mapped(gradients).items():  # type: ignore[arg-type]  # none is None
+        wanted = theirs.get_parameter(name).grad
+        assert distance(gradient, wanted) < GRADIENT_TOLERANCE, name
