@@ -109,13 +109,13 @@ def test_what_the_engine_cannot_do_is_refused(
         compose(*kept, *words)
 
 
-def test_muon_on_flat_shards_is_refused() -> None:
+def test_muon_on_flat_shards_is_refused(compose: Compose) -> None:
     message = (
         r"^parallelism\.engine: deepspeed, but its shards are no rows of matrices, .*\n"
         r"  set parallelism\.engine=mesh, or optimizer=adamw"
     )
     with pytest.raises(RecipeError, match=message):
-        compose_recipe(read_point([*DEEPSPEED, "optimizer=muon"]))
+        compose(*DEEPSPEED, "optimizer=muon")
 
 
 def test_experts_over_ranks_are_refused() -> None:
