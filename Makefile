@@ -7,7 +7,7 @@ PY := .venv/bin/python
 # A site's own torch wins over the locked one, if it is new enough.
 HAS_TORCH = $(PYTHON) -c 'import torch' && $(PYTHON) -m components.versions
 
-.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved masters versions mutants pages bench gpu gpu-pack megatron datatrove docs lock clean
+.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved masters muon versions mutants pages bench gpu gpu-pack megatron datatrove docs lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -83,6 +83,9 @@ moved: setup ## train in one layout, go on in others, compare the losses and pri
 
 masters: setup ## train three miniatures with rounded weights and masters, and without, beside float32 weights, and keep the losses (15 minutes)
 	$(PY) -m benchmarks.training.masters teuken7b playbook1b mula7b_a1b
+
+muon: setup ## train a miniature by Muon and by AdamW from three seeds, and keep the held-out losses (10 minutes)
+	$(PY) -m benchmarks.training.muon playbook1b
 
 versions: setup ## try every torch of the range, each in an environment below ~/.cache/kochbuch, and write docs/versions.md; only="2.11.0 tests" tries that (hours, 25 GB)
 	$(PY) -m benchmarks.versions.versions recipe=teuken7b $(only)

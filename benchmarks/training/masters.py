@@ -40,13 +40,13 @@ PRECISION = {
 }
 
 
-def words_of(recipe: str, scheme: str, seed: int, run: Path) -> list[str]:
-    """Write the command of one run."""
+def words_of(recipe: str, scheme: Sequence[str], seed: int, run: Path) -> list[str]:
+    """Write the command of one run; ``scheme`` are the words in which runs differ."""
     tokens = STEPS * GLOBAL_BATCH_TOKENS
     return [
         *(f"recipe={recipe}", "scale=mini", f"run={run}", f"budget.seed={seed}"),
         *(f"scale.{size}" for size in SIZES),
-        *("cluster.ranks=1", "precision.compute=bfloat16", *PRECISION[scheme]),
+        *("cluster.ranks=1", "precision.compute=bfloat16", *scheme),
         *(f"budget.total_tokens={tokens}", f"budget.global_batch_tokens={GLOBAL_BATCH_TOKENS}"),
         *("budget.sequence_length=128", "budget.ramp_up=none"),
         "parallelism.microbatch_sequences=1",
@@ -55,7 +55,7 @@ def words_of(recipe: str, scheme: str, seed: int, run: Path) -> list[str]:
     ]
 
 
-def train(recipe: str, scheme: str, seed: int) -> tuple[float, float]:
+def train(recipe: str, scheme: Sequence[str], seed: int) -> tuple[float, float]:
     """Train in a process of its own; return the last steps' mean loss, and the held-out one."""
     with tempfile.TemporaryDirectory() as home:
         run = Path(home) / "run"
@@ -73,9 +73,10 @@ def train(recipe: str, scheme: str, seed: int) -> tuple[float, float]:
 
 def row_of(recipe: str) -> Row:
     """Train one miniature by every scheme, and say how far the schemes are apart."""
-    ends = {(EVEN, seed): train(recipe, EVEN, seed) for seed in SEEDS}
+    ends = {(EVEN, seed): train(recipe, PRECISION[EVEN], seed) for seed in SEEDS}
     ends |= {
-        (scheme, SEEDS[0]): train(recipe, scheme, SEEDS[0]) for scheme in (MASTERS, ROUNDED)
+        (scheme, SEEDS[0]): train(recipe, PRECISION[scheme], SEEDS[0])
+        for scheme in (MASTERS, ROUNDED)
     }
     held_out = [ends[EVEN, seed][1] for seed in SEEDS]
     apart = {scheme: ends[scheme, SEEDS[0]][1] - held_out[0] for scheme in (MASTERS, ROUNDED)}

@@ -146,6 +146,14 @@ class ModelShape(_Part):
         )
 
     @property
+    def layer_matrices(self) -> int:
+        """Parameters of one layer's matrices and all its experts', without the router."""
+        attention, mlp, dim = self.attention, self.mlp, self.dim
+        heads = 2 * attention.num_heads + 2 * attention.num_kv_heads
+        maps = (3 if mlp.gated else 2) * (mlp.num_experts or 1)
+        return dim * (heads * attention.head_dim + maps * mlp.ffn_dim)
+
+    @property
     def total_parameters(self) -> int:
         """Parameters of the published checkpoint: without the rows added for training."""
         entry = self.embedding_norm.parameters(self.dim) if self.embedding_norm else 0

@@ -13,7 +13,9 @@ from components.distributed.data import DataParallel
 from components.distributed.mesh import Mesh
 from components.distributed.pipeline import Microbatches, Pipeline, sum_tied_gradients
 from components.distributed.weight_shards import WeightShard, clip, squared_norm, unscale
+from components.engine.whole_matrices import whole_matrices
 from components.optim.loss_scale import LossScale
+from components.optim.muon import Muon
 
 NamedTensors = Iterator[tuple[str, Tensor]]
 # Takes this rank's share of the squared norm, where known before the update, and returns the
@@ -81,6 +83,8 @@ class MeshEngine(Engine):
         self.shards = self.data_parallel.shards
         if isinstance(self.microbatches, Pipeline):
             self.microbatches.on_weight_gradient = self.data_parallel.take
+        if isinstance(self.optimizer, Muon):
+            self.optimizer.see_whole(whole_matrices(self.shards))
         self.state = ShardState(self.data_parallel, self.optimizer)
 
     @property

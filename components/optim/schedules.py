@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from components.ranges import Count, Share, Tokens
 
@@ -62,6 +62,35 @@ class Cosine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WarmupStableDecay:
+    """Ramp linearly from ``warmup_from`` to ``start``, stay, and fall over ``decay_tokens``.
+
+    WSD, https://arxiv.org/abs/2404.06395, section 4; the decay is the last part of
+    ``total_tokens``. With u from 0 to 1 over it the shapes are 1 - u; 1 - sqrt(u), of
+    https://arxiv.org/abs/2405.18392, section 3; half a cosine; and 2 x 0.5^u - 1, which
+    Megatron calls exponential (its ``minus_sqrt`` is ``1-sqrt``). All end exactly at ``end``.
+    A decay that takes all that the warm-up leaves is a plain linear schedule.
+    """
+
+    total_tokens: Count
+    warmup_tokens: Tokens
+    decay_tokens: Count
+    warmup_from: Share
+    start: Share
+    end: Share
+    decay_shape: Literal["linear", "1-sqrt", "cosine", "exponential"]
+
+    def __call__(self, tokens: int) -> float:
+        begin = self.total_tokens - self.decay_tokens
+        if tokens <= begin:
+            return _warmed(tokens, self.warmup_tokens, self.warmup_from, self.start)
+        if tokens >= self.total_tokens:
+            return self.end
+        left = _left(self.decay_shape, (tokens - begin) / self.decay_tokens)
+        return self.end + left * (self.start - self.end)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Chain:
     """Run schedules one after another, each over its own ``total_tokens``, in the order given.
 
@@ -86,3 +115,16 @@ def _warmed(tokens: int, warmup_tokens: int, warmup_from: float, value: float) -
     if tokens >= warmup_tokens:
         return value
     return warmup_from + (value - warmup_from) * tokens / warmup_tokens
+
+
+def _left(shape: str, done: float) -> float:
+    """Return what is left of a decay of which a part is done: from 1 to 0."""
+    match shape:
+        case "linear":
+            return 1.0 - done
+        case "1-sqrt":
+            return 1.0 - math.sqrt(done)
+        case "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * done))
+        case _:
+            return 2.0 * math.pow(0.5, done) - 1.0

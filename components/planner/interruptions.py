@@ -95,11 +95,12 @@ def checkpoint_bytes(job: TrainingJob) -> int:
     """Count weights, their finer copies and both moments, each number once.
 
     Of DeepSpeed's weights the master copy alone is written. Padding rows are; gradients and
-    casts are not.
+    casts are not. Muon's matrices have one moment.
     """
     shape = job.shape
     parameters = shape.total_parameters + shape.padding_parameters
-    return parameters * job.saved_bytes
+    spared = shape.num_layers * shape.layer_matrices * job.moment_bytes // 2 if job.muon else 0
+    return parameters * job.saved_bytes - spared
 
 
 def checkpoint_time(

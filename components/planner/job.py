@@ -100,7 +100,8 @@ class TrainingJob:
     it reads the sums), the master copy and both moments of the optimizer. ``cast_bytes`` are
     kept of each weight for each microbatch in flight. ``reduce_bytes`` are sent of each
     gradient, ``gather_bytes`` of each weight; the gradient that a weight gets has as many.
-    A checkpoint has ``saved_bytes``. ``even_load`` says that routing is forced to be uniform.
+    A checkpoint has ``saved_bytes``. ``even_load`` says that routing is forced to be uniform,
+    ``muon`` that hidden matrices have one moment.
     """
 
     shape: ModelShape
@@ -126,6 +127,7 @@ class TrainingJob:
     compiled: bool = False
     expert_path: ExpertPath = "grouped"
     even_load: bool = False
+    muon: bool = False
 
     @property
     def tokens_per_step(self) -> int:
@@ -159,6 +161,7 @@ def job_of(recipe: Recipe) -> TrainingJob:
         compiled=parallelism.compile != "none",
         expert_path=_expert_path(recipe),
         even_load=recipe.model["mlp"].get("routing") == "uniform",
+        muon="newton_schulz_steps" in recipe.optimizer,
     )
 
 

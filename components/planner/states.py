@@ -19,13 +19,14 @@ class DeviceParameters(NamedTuple):
     """Parameters on one device; the two kinds are replicated over different ranks.
 
     ``ends`` of the dense ones are looked up or belong to the head, ``largest`` are in one
-    weight.
+    weight. ``matrices`` of the dense ones are hidden, and all of the experts'.
     """
 
     dense: float
     expert: float
     ends: float
     largest: float
+    matrices: float = 0.0
 
 
 def held(job: TrainingJob, stage: int) -> DeviceParameters:
@@ -48,14 +49,15 @@ def held(job: TrainingJob, stage: int) -> DeviceParameters:
         expert=layers * experts / tensor / layout.expert,
         ends=ends,
         largest=max(end_matrix(job) if ends else 0.0, largest_in_layer(job) if layers else 0.0),
+        matrices=layers * (shape.layer_matrices - experts) / tensor,
     )
 
 
 def rank_parameters(job: TrainingJob, rank: int) -> DeviceParameters:
     """Add up the parameters of all stages of one pipeline rank."""
     counts = (held(job, stage) for stage in job.layout.stages_of(rank))
-    dense, expert, ends, largest = zip(*counts, strict=True)
-    return DeviceParameters(sum(dense), sum(expert), sum(ends), max(largest))
+    dense, expert, ends, largest, matrices = zip(*counts, strict=True)
+    return DeviceParameters(sum(dense), sum(expert), sum(ends), max(largest), sum(matrices))
 
 
 def _ends(job: TrainingJob, stage: int) -> float:
@@ -97,7 +99,13 @@ def states(job: TrainingJob, parameters: DeviceParameters) -> States:
     of_dense, of_experts = sharing_ranks(job.layout)
     dense = sharded(job, parameters.dense, of_dense)
     experts = sharded(job, parameters.expert, of_experts)
-    return States(*map(add, dense, experts))
+    both = States(*map(add, dense, experts))
+    if not job.muon:
+        return both
+    # Of matrices momentum alone is kept, one moment of two.
+    matrices = (parameters.matrices, of_dense), (parameters.expert, of_experts)
+    spared = sum(sharded(job, count, ranks).optimizer / 2 for count, ranks in matrices)
+    return both._replace(optimizer=both.optimizer - spared)
 
 
 def sharing_ranks(layout: ParallelLayout) -> tuple[int, int]:

@@ -39,6 +39,21 @@ def test_experts_are_trained_with_their_auxiliary_loss(home: Path, program: Prog
     assert taken[-1]["loss"] < taken[0]["loss"]
 
 
+def test_a_miniature_warms_up_stays_and_decays(home: Path, program: Program) -> None:
+    run, words = (
+        home / "wsd",
+        ("schedule=wsd", "schedule.warmup_from=0.0", "budget.ramp_up=none"),
+    )
+    lengths = ("schedule.warmup_tokens=1_024", "schedule.total_tokens=4_096")
+    decay = ("schedule.decay_tokens=2_048", "schedule.end=0.0", "schedule.start=1.0")
+    program(*tiny("bloom560m", *words, *lengths, *decay, f"run={run}"))
+    taken = steps(run)
+    peak = taken[3]["lr"]
+    rates = [one["lr"] / peak for one in taken]  # eight steps, of 512 tokens each
+    assert rates == pytest.approx([0.0, 0.5, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25])
+    assert taken[-1]["loss"] < taken[0]["loss"]
+
+
 @pytest.mark.long
 def test_a_step_beyond_the_bound_of_experts_is_taken_with_exact_sizes(
     home: Path, program: Program

@@ -219,7 +219,7 @@ def _check_source(path: str, source: Source, *, document_mask: bool) -> None:
 
 
 def check_schedule(schedule: Mapping[str, Any], path: str = "schedule") -> None:
-    """Raise a RecipeError for phases without a class, or a warm-up too long or falling."""
+    """Raise a RecipeError for phases without a class, too long parts, or a falling warm-up."""
     for where, phase in check_phases(schedule, path).items():
         check_schedule(phase, where)
     if "warmup_tokens" not in schedule:
@@ -229,6 +229,11 @@ def check_schedule(schedule: Mapping[str, Any], path: str = "schedule") -> None:
         problem = f"{warmup:,} leaves nothing of total_tokens {total:,}"
         remedy = "shorten the warm-up or lengthen the schedule"
         raise RecipeError(f"{path}.warmup_tokens", problem, remedy)
+    decay = schedule.get("decay_tokens", 0)
+    if total is not None and warmup + decay > total:
+        problem = f"{decay:,} and warmup_tokens {warmup:,} are more than total_tokens {total:,}"
+        remedy = f"give at most {total - warmup:,}, or lengthen the schedule"
+        raise RecipeError(f"{path}.decay_tokens", problem, remedy)
     first = schedule.get("warmup_from", 0.0)
     for key in PEAKS:
         if (peak := schedule.get(key, first)) < first:

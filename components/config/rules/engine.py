@@ -21,6 +21,12 @@ def check_engine(recipe: "Recipe") -> None:
             remedy = "set offload_optimizer=false, or parallelism.engine=deepspeed"
             raise RecipeError("parallelism.offload_optimizer", problem, remedy)
         return
+    if "newton_schulz_steps" in recipe.optimizer:
+        problem = (
+            "deepspeed, but its shards are no rows of matrices, and Muon updates whole ones"
+        )
+        remedy = "set parallelism.engine=mesh, or optimizer=adamw"
+        raise RecipeError("parallelism.engine", problem, remedy)
     _check_degrees(degrees)
     compute, device = recipe.precision.compute, recipe.cluster.device
     if compute != "auto":

@@ -1,6 +1,9 @@
 """Order of precedence, the miniature's rule, and how ranks are dealt."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from command.arguments import read_point
 from command.compose import compose_recipe
@@ -177,6 +180,23 @@ def test_the_miniature_keeps_the_proportions_of_the_schedule(compose: Compose) -
     phases = compose("budget.total_tokens=1_000_000").schedule["phases"]
     assert phases["first"]["total_tokens"] == phases["second"]["total_tokens"] == 500_000
     assert phases["first"]["warmup_tokens"] == 8_388_608_000 * 1_000_000 // 6_000_000_000_000
+
+
+def test_the_miniature_keeps_the_proportions_of_a_decay(tmp_path: Path) -> None:
+    own = {
+        "defaults": ["bloom1b1", {"override /schedule": "wsd"}],
+        "name": "own",
+        "schedule": {"decay_tokens": 41_000_000_000},
+    }
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
+    word = f"recipe={tmp_path}/own.yaml"
+    full, mini = (
+        compose_recipe(read_point([word, f"scale={one}"])) for one in ("full", "mini")
+    )
+    assert mini.schedule["decay_shape"] == full.schedule["decay_shape"] == "linear"
+    for key in ("total_tokens", "warmup_tokens", "decay_tokens"):
+        length = full.schedule[key] * mini.budget.total_tokens // full.budget.total_tokens
+        assert mini.schedule[key] == length > 0
 
 
 def test_carriers_join_the_sources_that_have_text(compose: Compose) -> None:

@@ -23,17 +23,19 @@ from components.config.user_overrides import leaves
 
 ROOT = Path(__file__).resolve().parents[3]
 DENSE, EXPERTS, SINGLE = "teuken7b", "mula7b_a1b", "bloom1b1"
+DECAYING = ("scale=full", "schedule=wsd", "schedule.decay_tokens=1_000_000")
 KNOWN = ["model", "budget", "optimizer", "run", "runs"]
 
 
-def tree_of(recipe: str) -> Mapping[str, Any]:
-    return compose_recipe(read_point([f"recipe={recipe}"])).model_dump(mode="json")
+def tree_of(recipe: str, *words: str) -> Mapping[str, Any]:
+    return compose_recipe(read_point([f"recipe={recipe}", *words])).model_dump(mode="json")
 
 
 @pytest.fixture(scope="module")
 def keys() -> set[str]:
     """All that some recipe has, with the user's side of a cluster."""
-    found = {path for name in (DENSE, EXPERTS, SINGLE) for path, _ in leaves(tree_of(name))}
+    trees = [*map(tree_of, (DENSE, EXPERTS, SINGLE)), tree_of(SINGLE, *DECAYING)]
+    found = {path for tree in trees for path, _ in leaves(tree)}
     branches = {path.rpartition(".")[0] for path in found}
     site = {"site.account", "site.queue"}
     return {*found, *branches, *site, *COMMAND_KEYS, *groups(), "data.sources.NAME.files"}

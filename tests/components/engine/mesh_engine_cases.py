@@ -1,11 +1,14 @@
 """Steps of the mesh engine on every rank, beside one process and torch's own clipping."""
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from components.distributed.mesh import sum_over_ranks
 from components.engine.mesh_engine import MeshEngine
 from components.optim.loss_scale import LossScale
+from components.optim.muon import Muon
 from tests.components.distributed.layout_cases import (
     Layout,
     ParallelModel,
@@ -16,21 +19,52 @@ from tests.components.distributed.layout_cases import (
 from tests.components.distributed.tensor_cases import Parts, randomized
 
 STEPS, RATE = 3, 0.1
+Named = list[tuple[str, nn.Parameter]]
 
 
-def clipped_steps(parts: Parts, layout: Layout, part_of_norm: float) -> float:
-    """Take steps of plain gradient descent, each clipped to a part of its norm.
+def plain(named: Named) -> torch.optim.Optimizer:
+    return torch.optim.SGD([one for _, one in named], lr=RATE)
+
+
+def muon(named: Named) -> torch.optim.Optimizer:
+    """Make a Muon whose AdamW divides no rounding by next to nothing."""
+    return Muon(
+        parameters=named,
+        lr=RATE,
+        matrix_lr_factor=1.0,
+        momentum=0.9,
+        nesterov=True,
+        newton_schulz_steps=5,
+        update_scale="match_rms_adamw",
+        beta1=0.9,
+        beta2=0.95,
+        eps=1e-2,
+        weight_decay=0.1,
+        decay="matrices",
+        decay_order="before",
+        clip_norm=1.0,
+        clip_after_tokens=0,
+    )
+
+
+def clipped_steps(
+    parts: Parts,
+    layout: Layout,
+    part_of_norm: float,
+    optimizer: Callable[[Named], torch.optim.Optimizer] = plain,
+) -> float:
+    """Take steps of an optimizer, each clipped to a part of its norm.
 
     Returns how far weights ever were from those of one process.
     """
     model = randomized(parts)
     whole, sharded = Whole(model), ParallelModel(model, layout)
-    theirs = torch.optim.SGD(whole.decoder.parameters(), lr=RATE)
+    theirs = optimizer(list(whole.decoder.named_parameters()))
     engine = MeshEngine(
         mesh=sharded.mesh,
         data_parallel=sharded.parallel,
         microbatches=sharded.microbatches,
-        optimizer=torch.optim.SGD([shard.parameter for shard in sharded.shards], lr=RATE),
+        optimizer=optimizer([(shard.name, shard.parameter) for shard in sharded.shards]),
         loss_scale=None,
     )
     apart = 0.0

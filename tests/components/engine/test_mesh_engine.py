@@ -5,7 +5,11 @@ import pytest
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import Parts
-from tests.components.engine.mesh_engine_cases import clipped_steps, goes_on_with_its_scale
+from tests.components.engine.mesh_engine_cases import (
+    clipped_steps,
+    goes_on_with_its_scale,
+    muon,
+)
 
 # Double precision has 16 digits; sums in another order cost the last ones.
 TOLERANCE = 1e-12
@@ -31,6 +35,27 @@ def test_four_ranks_of_two_axes_clip_as_one_process_does(four_ranks: Ranks) -> N
     layout = Layout(tensor=2, shard=2, zero=1)
     for apart in four_ranks(clipped_steps, Parts(tied=True), layout, 0.3):
         assert apart < TOLERANCE
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_muon_of_shards_of_rows_is_muon_of_matrices(two_ranks: Ranks, zero: int) -> None:
+    # The iteration enlarges small singular values, and their rounding, 485 times.
+    for apart in two_ranks(clipped_steps, Parts(), Layout(shard=2, zero=zero), 0.3, muon):
+        assert apart < 1e-9
+
+
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_muon_of_cut_weights_is_muon_of_whole_ones(two_ranks: Ranks, layout: str) -> None:
+    for apart in two_ranks(clipped_steps, Parts(tied=True), LAYOUTS[layout], 0.3, muon):
+        assert apart < 1e-9
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("zero", [1, 3])
+def test_muon_of_both_is_muon_of_matrices(four_ranks: Ranks, zero: int) -> None:
+    layout = Layout(tensor=2, shard=2, zero=zero)
+    for apart in four_ranks(clipped_steps, Parts(), layout, 0.3, muon):
+        assert apart < 1e-9
 
 
 def test_a_loss_scale_goes_on_from_its_state(two_ranks: Ranks) -> None:

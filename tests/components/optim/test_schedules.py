@@ -3,15 +3,20 @@
 import math
 import subprocess
 import sys
+from typing import Literal, get_args
 
 import pytest
+import torch
 from hydra.utils import instantiate
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import get_wsd_schedule
 
-from components.optim.schedules import Chain, Constant, Cosine
+from components.optim.schedules import Chain, Constant, Cosine, WarmupStableDecay
 
 T = 10**12
+Shape = Literal["linear", "1-sqrt", "cosine", "exponential"]
+SHAPES: tuple[Shape, ...] = get_args(Shape)
 
 
 def megatron_get_lr(
@@ -98,6 +103,96 @@ def test_phases_meet_at_exact_tokens_and_the_last_one_stays() -> None:
     assert [chain(3 * T), chain(4 * T - 1), chain(4 * T)] == [0.2, 0.2, 0.3]
     assert chain(4 * T + 3 * T // 2) == pytest.approx(0.175)
     assert chain(7 * T) == chain(8 * T) == 0.05
+
+
+def wsd(
+    shape: Shape, *, warmup: int, decay: int, total: int, **ends: float
+) -> WarmupStableDecay:
+    """Give a schedule from 0 over 1 to 0, but for ``ends``."""
+    ends = {"warmup_from": 0.0, "start": 1.0, "end": 0.0} | ends
+    return WarmupStableDecay(
+        total_tokens=total,
+        warmup_tokens=warmup,
+        decay_tokens=decay,
+        decay_shape=shape,
+        **ends,
+    )
+
+
+@pytest.mark.parametrize("shape", ["linear", "1-sqrt", "cosine"])
+@pytest.mark.parametrize(("warmup", "decay"), [(0, 100), (7, 20), (1, 99), (30, 1)])
+def test_warmup_stable_decay_is_transformers(shape: Shape, warmup: int, decay: int) -> None:
+    # Theirs warms up from the smallest rate; a step's rate is that of the steps before it.
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    theirs = get_wsd_schedule(
+        optimizer,
+        num_warmup_steps=warmup,
+        num_decay_steps=decay,
+        num_training_steps=100,
+        decay_type=shape,
+        min_lr_ratio=0.1,
+    )
+    batch = 512
+    lengths = {"warmup": warmup * batch, "decay": decay * batch, "total": 100 * batch}
+    ours = wsd(shape, **lengths, warmup_from=0.1, end=0.1)
+    for step in range(105):
+        assert ours(step * batch) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12)
+        optimizer.step()
+        theirs.step()
+
+
+def test_the_exponential_decay_is_megatrons() -> None:
+    # OptimizerParamScheduler.get_lr with lr_wsd_decay_style: coeff = 2 x 0.5^ratio - 1
+    ours = wsd("exponential", warmup=0, decay=T, total=2 * T, end=0.2)
+    for ratio in (0.25, 0.5, 0.75):
+        coeff = (2.0 * math.pow(0.5, ratio)) - 1.0
+        expected = 0.2 + coeff * (1.0 - 0.2)
+        assert ours(T + int(ratio * T)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "area"),
+    [("linear", 1 / 2), ("1-sqrt", 1 / 3), ("cosine", 1 / 2), ("exponential", 0.442695)],
+)
+def test_the_areas_under_the_decays_are_the_integrals(shape: Shape, area: float) -> None:
+    decay, points = wsd(shape, warmup=0, decay=T, total=T), 20_000
+    middles = (decay(T * (2 * point + 1) // (2 * points)) for point in range(points))
+    assert sum(middles) / points == pytest.approx(area, abs=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@given(
+    total=st.integers(2, 6 * T),
+    parts=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    ends=st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)),
+)
+def test_a_decay_begins_at_its_peak_falls_and_ends_exactly(
+    shape: Shape, total: int, parts: tuple[float, float], ends: tuple[float, float, float]
+) -> None:
+    warmup = min(int(total * parts[0]), total - 1)
+    decay = max(1, int((total - warmup) * parts[1]))
+    first, end, start = sorted(ends)
+    ours = wsd(
+        shape, warmup=warmup, decay=decay, total=total, warmup_from=first, start=start, end=end
+    )
+    begin = total - decay
+    stable = {ours(warmup), ours((warmup + begin) // 2), ours(begin)}
+    assert stable == {start}
+    assert ours(total) == ours(7 * T) == end
+    falling = [ours(begin + decay * eighth // 8) for eighth in range(9)]
+    assert falling == sorted(falling, reverse=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_decay_leaves_its_peak_without_a_jump(shape: Shape) -> None:
+    ours = wsd(shape, warmup=T, decay=T, total=4 * T)
+    assert ours(3 * T - 1) == 1.0
+    assert 0.999998 < ours(3 * T + 1) <= 1.0  # the root falls by 1e-6 with the first token
+
+
+def test_a_decay_of_all_that_the_warm_up_leaves_has_no_stable_part() -> None:
+    ours = wsd("linear", warmup=100, decay=900, total=1_000)
+    assert [ours(at) for at in (50, 100, 550, 1_000)] == [0.5, 1.0, 0.5, 0.0]
 
 
 def test_a_chain_can_be_written_in_a_recipe() -> None:

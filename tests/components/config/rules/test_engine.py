@@ -109,6 +109,15 @@ def test_what_the_engine_cannot_do_is_refused(
         compose(*kept, *words)
 
 
+def test_muon_on_flat_shards_is_refused(compose: Compose) -> None:
+    message = (
+        r"^parallelism\.engine: deepspeed, but its shards are no rows of matrices, .*\n"
+        r"  set parallelism\.engine=mesh, or optimizer=adamw"
+    )
+    with pytest.raises(RecipeError, match=message):
+        compose(*DEEPSPEED, "optimizer=muon")
+
+
 def test_experts_over_ranks_are_refused() -> None:
     words = ["recipe=mula20b_a2b", "parallelism.engine=deepspeed", "cluster.ranks=4"]
     with pytest.raises(RecipeError, match=r"parallelism\.expert: 2, but the deepspeed engine"):

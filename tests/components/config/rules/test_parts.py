@@ -77,6 +77,18 @@ def test_a_schedule_without_phases_is_held_to_the_same_rules() -> None:
         check_schedule(CONSTANT | {"warmup_from": 0.5, "warmup_tokens": 9})
 
 
+def test_a_decay_has_to_fit_into_what_the_warm_up_leaves() -> None:
+    lengths = {"total_tokens": 1_000, "warmup_tokens": 100, "decay_tokens": 900}
+    ends = {"warmup_from": 0.0, "start": 1.0, "end": 0.0}
+    check_schedule(lengths | ends)
+    message = (
+        r"^schedule\.decay_tokens: 901 and warmup_tokens 100 are more than total_tokens 1,000\n"
+        r"  give at most 900, or lengthen the schedule"
+    )
+    with pytest.raises(RecipeError, match=message):
+        check_schedule(lengths | ends | {"decay_tokens": 901})
+
+
 @pytest.mark.parametrize("path", ["embedding_norm", "attention.qk_norm"])
 def test_every_norm_of_a_model_is_held_to_the_rule(path: str) -> None:
     norm = {"_target_": "components.model.norms.Norm", "bias": True, "center": False}

@@ -1,0 +1,189 @@
+"""Muon against torch's own, singular values against an SVD, and who updates what."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from components.optim.adamw import AdamW
+from components.optim.muon import Muon, is_hidden_matrix, orthogonalised, update_factor
+
+SETTINGS: dict[str, Any] = {
+    "lr": 0.02,
+    "matrix_lr_factor": 1.0,
+    "momentum": 0.95,
+    "nesterov": True,
+    "newton_schulz_steps": 5,
+    "update_scale": "match_rms_adamw",
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+    "decay": "matrices",
+    "decay_order": "before",
+    "clip_norm": 1.0,
+    "clip_after_tokens": 0,
+}
+NAME = "layers.0.mlp.up.weight"
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def muon(parameters: dict[str, nn.Parameter], **changed: Any) -> Muon:
+    return Muon(parameters=list(parameters.items()), **SETTINGS | changed)
+
+
+def step(optimizer: torch.optim.Optimizer, gradients: dict[nn.Parameter, Tensor]) -> None:
+    for parameter, gradient in gradients.items():
+        parameter.grad = gradient.clone()
+    optimizer.step()
+
+
+def test_five_steps_take_singular_values_into_the_published_band() -> None:
+    values = torch.logspace(math.log10(0.005), 0, 64, dtype=torch.float64)
+    # Divided by its norm, the matrix has other values: give it one that division keeps.
+    scaled = values * (0.999 / values.norm())
+    kept = scaled >= 0.005
+    left, _ = torch.linalg.qr(random(96, 64, dtype=torch.float64))
+    right, _ = torch.linalg.qr(random(64, 64, seed=1, dtype=torch.float64))
+    matrix = left * scaled @ right.T
+    found = torch.linalg.svdvals(orthogonalised(matrix, steps=5))
+    reached = torch.linalg.svdvals(orthogonalised(matrix.T, steps=5))
+    assert torch.allclose(found, reached)  # wide or tall
+    mapped = scaled / scaled.norm()
+    for _ in range(5):
+        mapped = 3.4445 * mapped - 4.7750 * mapped**3 + 2.0315 * mapped**5
+    assert torch.allclose(found.sort().values, mapped.sort().values, atol=1e-9)
+    assert 0.682 <= mapped[kept].min() <= mapped[kept].max() <= 1.156
+
+
+def test_a_matrix_keeps_its_singular_vectors() -> None:
+    matrix = random(24, 16, dtype=torch.float64)
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    turned = left.T @ orthogonalised(matrix, steps=5) @ right.T
+    assert torch.allclose(turned, torch.diag(turned.diag()), atol=1e-12)
+    assert turned.diag().min() > 0.68
+
+
+def test_each_matrix_of_a_stack_is_orthogonalised_by_itself() -> None:
+    stack = random(3, 8, 16, dtype=torch.float64) * torch.tensor([1.0, 100.0, 0.01]).view(
+        3, 1, 1
+    )
+    alone = torch.stack([orthogonalised(one, steps=5) for one in stack])
+    assert torch.allclose(orthogonalised(stack, steps=5), alone, atol=1e-12)
+
+
+def test_no_gradient_at_all_is_no_update() -> None:
+    assert not orthogonalised(torch.zeros(4, 4), steps=5).any()
+
+
+@pytest.mark.parametrize("shape", [(32, 96), (96, 32)])
+@pytest.mark.parametrize("scale", ["match_rms_adamw", "original"])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_a_matrix_moves_as_torchs_muon_moves_it(
+    shape: tuple[int, int], scale: str, nesterov: bool
+) -> None:
+    ours, theirs = nn.Parameter(random(*shape)), nn.Parameter(random(*shape))
+    mine = muon({NAME: ours}, update_scale=scale, nesterov=nesterov)
+    adjusted: dict[str, Any] = {"adjust_lr_fn": scale, "nesterov": nesterov}
+    reference = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, momentum=0.95, **adjusted)
+    for seed in range(1, 5):
+        step(mine, {ours: random(*shape, seed=seed)})
+        step(reference, {theirs: random(*shape, seed=seed)})
+    moved = (theirs - random(*shape)).norm()
+    assert (ours - theirs).norm() < 0.01 * moved  # both round to bfloat16 in between
+
+
+def test_the_update_is_the_formula() -> None:
+    weight, gradient = random(6, 4, dtype=torch.float64), random(6, 4, seed=1).double()
+    parameter = nn.Parameter(weight.clone())
+    optimizer = muon({NAME: parameter}, matrix_lr_factor=0.5)
+    momentum, expected = torch.zeros_like(weight), weight
+    for _ in range(3):
+        step(optimizer, {parameter: gradient})
+        momentum = 0.95 * momentum + 0.05 * gradient
+        update = orthogonalised(0.05 * gradient + 0.95 * momentum, steps=5)
+        expected = expected * (1 - 0.01 * 0.1) - 0.01 * 0.2 * math.sqrt(6) * update
+    assert torch.allclose(parameter, expected, atol=1e-14)
+
+
+def test_late_decay_shrinks_the_updated_weight() -> None:
+    weight, gradient = random(6, 4, dtype=torch.float64), random(6, 4, seed=1).double()
+    parameter = nn.Parameter(weight.clone())
+    step(muon({NAME: parameter}, decay_order="after"), {parameter: gradient})
+    moved = weight - 0.02 * 0.2 * math.sqrt(6) * orthogonalised(gradient, steps=5)
+    assert torch.allclose(parameter, moved * (1 - 0.02 * 0.1), atol=1e-9)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(256, 1024), (1024, 256), (64, 64)])
+def test_the_update_is_nearly_as_large_as_adamws(outputs: int, inputs: int) -> None:
+    update = orthogonalised(random(outputs, inputs), steps=5)
+    size = update.square().mean().sqrt() * update_factor("match_rms_adamw", outputs, inputs)
+    assert 0.16 < size < 0.21
+
+
+@pytest.mark.parametrize(("sizes", "factor"), [((64, 16), 2.0), ((16, 64), 1.0)])
+def test_the_original_scale_grows_with_outputs_over_inputs(
+    sizes: tuple[int, int], factor: float
+) -> None:
+    assert update_factor("original", *sizes) == factor
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "hidden"),
+    [
+        ("layers.0.attention.query.weight", 2, True),
+        ("layers.11.mlp.down.weight", 2, True),
+        ("layers.3.mlp.up.weight", 3, True),  # of all experts
+        ("layers.3.mlp.router.weight", 2, False),
+        ("layers.0.attention_norm.weight", 1, False),
+        ("layers.0.attention.query.bias", 1, False),
+        ("embedding.weight", 2, False),
+        ("positions.weight", 2, False),
+        ("head.weight", 2, False),
+        ("final_norm.weight", 1, False),
+    ],
+)
+def test_hidden_matrices_are_muons(name: str, dims: int, hidden: bool) -> None:
+    assert is_hidden_matrix(name, torch.empty([2] * dims)) == hidden
+
+
+def test_what_is_no_hidden_matrix_moves_as_adamw_moves_it() -> None:
+    names = ("embedding.weight", "layers.0.mlp.router.weight", "layers.0.mlp_norm.weight")
+    made = [
+        {name: nn.Parameter(random(*([4] * (1 + ("norm" not in name))))) for name in names}
+        for _ in range(2)
+    ]
+    matrix = nn.Parameter(random(4, 4))
+    optimizer = muon({**made[0], NAME: matrix})
+    plain = {"lr", "beta1", "beta2", "eps", "weight_decay", "decay", "decay_order", "clip_norm"}
+    same = {key: value for key, value in SETTINGS.items() if key in plain}
+    reference = AdamW(parameters=list(made[1].items()), clip_after_tokens=0, **same)
+    for seed in range(3):
+        gradients = [{one: random(*one.shape, seed=seed) for one in of.values()} for of in made]
+        step(optimizer, gradients[0] | {matrix: random(4, 4, seed=seed)})
+        step(reference, gradients[1])
+    for name in names:
+        assert torch.equal(made[0][name], made[1][name])
+    kept = {name: set(optimizer.state[one]) for name, one in made[0].items()}
+    assert all(state == {"step", "exp_avg", "exp_avg_sq"} for state in kept.values())
+    assert set(optimizer.state[matrix]) == {"momentum"}
+
+
+def test_a_parameter_without_gradient_rests_and_a_loss_is_computed_once() -> None:
+    parameter = nn.Parameter(random(4, 4))
+    assert muon({NAME: parameter}).step(lambda: 2.5) == 2.5
+    assert torch.equal(parameter, random(4, 4))
+
+
+def test_one_rate_reaches_all_groups() -> None:
+    parameters = {NAME: nn.Parameter(random(4, 4)), "head.weight": nn.Parameter(random(4, 4))}
+    optimizer = muon(parameters)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    step(optimizer, {one: random(4, 4, seed=1) for one in parameters.values()})
+    assert all(torch.equal(one, random(4, 4)) for one in parameters.values())
