@@ -89,11 +89,11 @@ def rows_of(listed: Tree) -> Iterator[tuple[str, Tree]]:
 
 def compared(row: Tree, studies: Tree) -> RowFigures:
     """Find a row's figures: of its study, of its recipes' plans, of a kept result."""
+    told = [_of_result(**one) for one in row.get("kept", ())]
     if "study" in row:
-        return RowFigures(**studies[row["study"]])
+        return RowFigures(**studies[row["study"]], told=told)
     if "recipes" in row:
         return _of_recipes(row["recipes"], row["keys"])
-    told = [_of_result(**one) for one in row.get("kept", ())]
     return RowFigures(published=row.get("published", 0), deviations=[], told=told)
 
 

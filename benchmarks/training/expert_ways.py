@@ -25,7 +25,7 @@ from command.arguments import ROOT
 from components.terminal import console
 
 RESULT = RESULTS / "expert_ways.json"
-ROUNDS, STEPS, WARM_STEPS = 7, 12, 3
+ROUNDS, STEPS, WARM_STEPS = 6, 7, 2
 PLAIN = "loop, plain"
 WAYS = {
     f"{path}, {told_so}": (f"model.mlp.path={path}", f"parallelism.expert_aware={aware}")
