@@ -103,13 +103,21 @@ def _check_node(node: Mapping[str, Any], path: str) -> None:
             raise RecipeError(f"{path}.{key}", f"{node['_target_']} takes no such key", hint)
         choices = signature.arguments[key]
         _check_type(choices, node[key], f"{path}.{key}")
-        if isinstance(node[key], Mapping) and "_target_" in node[key]:
-            called = any(choice.startswith("Callable[") for choice in choices)
-            _check_partial(node[key], f"{path}.{key}", wanted=called)
+        if isinstance(node[key], Mapping):
+            _check_inner(choices, node[key], f"{path}.{key}")
     missing = signature.required.difference(node)
     if missing and not node.get("_partial_", False):
         problem = f"{node['_target_']} needs {', '.join(sorted(missing))}"
         raise RecipeError(path, problem, f"set {path}.{min(missing)}=...")
+
+
+def _check_inner(choices: tuple[str, ...], inner: Mapping[str, Any], path: str) -> None:
+    """Hold a mapping to the class that it names; a model's mappings name one, all of them."""
+    if "_target_" in inner:
+        called = any(choice.startswith("Callable[") for choice in choices)
+        _check_partial(inner, path, wanted=called)
+    elif path.startswith("model."):
+        raise RecipeError(path, "names no class", f"set {path}._target_=...")
 
 
 def _check_partial(node: Mapping[str, Any], path: str, *, wanted: bool) -> None:

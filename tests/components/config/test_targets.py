@@ -51,6 +51,15 @@ def test_refuses_whatever_this_repository_does_not_define(target: object) -> Non
         check_nodes({"schedule": {"_target_": target}})
 
 
+def test_a_mapping_in_the_place_of_a_class_has_to_name_one() -> None:
+    rotary = {"_target_": "components.model.positions.Rotary", "_partial_": True, "base": 1e4}
+    scaling = {"_target_": "components.model.rotary_scaling.LinearScaling", "factor": 8.0}
+    check_nodes({"model": {"positions": rotary | {"scaling": scaling}}})
+    del scaling["_target_"]
+    with pytest.raises(RecipeError, match=r"^model\.positions\.scaling: names no class\n"):
+        check_nodes({"model": {"positions": rotary | {"scaling": scaling}}})
+
+
 def test_an_imported_name_is_not_a_defined_one() -> None:
     with pytest.raises(RecipeError, match="defines no class Tensor"):
         read_signature("components.model.attention.Tensor", "model._target_")
