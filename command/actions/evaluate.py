@@ -1,7 +1,7 @@
 """Judge a checkpoint: its loss on held-out text or the user's own, or tasks of lm-eval."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from command.arguments import Arguments
@@ -34,28 +34,32 @@ def _print(result: Mapping[str, Any]) -> None:
         )
 
 
-def _print_all(results: Sequence[Mapping[str, Any]]) -> None:
-    for result in results:
-        _print(result)
+def _tell_all(arguments: Arguments, results: Sequence[Mapping[str, Any]]) -> None:
+    def print_all() -> None:
+        for result in results:
+            _print(result)
+
+    print_result(arguments.output, {"checkpoints": results}, print_all)
 
 
 def run(arguments: Arguments) -> None:
     """Evaluate ``run=FOLDER``, or ask tasks of an exported ``file=FOLDER`` and keep nothing."""
+    if arguments.tasks_folder is not None and not arguments.tasks:
+        raise RecipeError("tasks_folder", "no task of it is named", "write tasks=[NAME]")
+    if arguments.executor == "array":  # on a login node: without torch
+        from command.evaluate.queue import evaluate_in_jobs
+
+        _tell_all(arguments, evaluate_in_jobs(arguments))
+        return
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports what reads it
     from command.evaluate.questions import (  # imports torch
         evaluate_all,
         evaluate_folder,
         evaluate_run,
     )
-    from command.evaluate.queue import evaluate_in_jobs
 
-    if arguments.tasks_folder is not None and not arguments.tasks:
-        raise RecipeError("tasks_folder", "no task of it is named", "write tasks=[NAME]")
-    if arguments.executor == "array" or arguments.checkpoints == "all":
-        find: Callable[[Arguments], Sequence[Mapping[str, Any]]]
-        find = evaluate_in_jobs if arguments.executor == "array" else evaluate_all
-        results = find(arguments)
-        print_result(arguments.output, {"checkpoints": results}, lambda: _print_all(results))
+    if arguments.checkpoints == "all":
+        _tell_all(arguments, evaluate_all(arguments))
         return
     if arguments.file is None:
         result = evaluate_run(arguments)

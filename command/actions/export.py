@@ -4,16 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from command.arguments import Arguments
-from command.recipe.path_checks import check_data_place
+from command.recipe.path_checks import no_checkpoint, open_run
 from components.checkpoint.loading import CheckpointChoice, newest_weights
-from components.checkpoint.metadata import complete_checkpoints, tokens_of
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
 from components.convert.family import HFFamily
 from components.convert.folder import Rows, check_free, write_card, write_folder
 from components.convert.reading import load_weights
-from components.errors import RecipeError
-from components.run.folder import RunFolder, existing_run_folder
+from components.run.folder import RunFolder
 from components.run.records import Results
 from components.terminal import say, tell
 
@@ -44,30 +42,14 @@ def open_trained(arguments: Arguments) -> RunCheckpoint:
     Raises:
         RecipeError: no run is named, it is none, or it has no such checkpoint that is whole.
     """
-    if arguments.run is None:
-        remedy = "write run=FOLDER"
-        raise RecipeError("run", "no run is named, and a recipe alone has no weights", remedy)
-    folder = existing_run_folder(arguments.run)
-    recipe, tokens = read_recipe(folder.recipe), arguments.at_tokens
-    check_data_place(folder, recipe, arguments.values)
+    folder, recipe = open_run(arguments.run, arguments.values)
+    tokens = arguments.at_tokens
     chosen = newest_weights(folder.checkpoints, tokens)
     if chosen is not None:
         for damaged in chosen.damaged:
             say(f"another checkpoint is taken: {damaged.path} {damaged.problem}")
         return RunCheckpoint(folder, recipe, chosen)
-    there = kept_tokens(folder)
-    if tokens is None or not there:
-        remedy = f"let it train to its first: python run.py resume={folder.path}"
-        raise RecipeError("run", f"{folder.path} has no complete checkpoint", remedy)
-    problem = f"{folder.path} has no complete checkpoint of {tokens:_} tokens"
-    raise RecipeError("at_tokens", problem, f"it has {', '.join(f'{one:_}' for one in there)}")
-
-
-def kept_tokens(folder: RunFolder) -> list[int]:
-    """List after how many tokens a run kept a checkpoint, full or of weights alone."""
-    full = complete_checkpoints(folder.checkpoints)
-    weights = complete_checkpoints(folder.checkpoints, "weights")
-    return sorted({tokens_of(one) for one in (*full, *weights)})
+    raise no_checkpoint(folder, tokens)
 
 
 def export_trained(trained: RunCheckpoint, target: Path, *, rows: Rows) -> HFFamily:

@@ -5,17 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from command.actions.export import (
-    RunCheckpoint,
-    export_place,
-    export_trained,
-    kept_tokens,
-    open_trained,
-)
+from command.actions.export import RunCheckpoint, export_place, export_trained, open_trained
 from command.arguments import Arguments
 from command.evaluate.ranks import RankWork, ask_on_ranks
 from command.evaluate.request import TaskRequest
+from command.recipe.path_checks import no_checkpoint, open_run
 from components.build import build
+from components.checkpoint.metadata import kept_tokens
 from components.config.schema.recipe import Recipe, check_recipe
 from components.data.token_file import encode
 from components.evaluate import text_loss
@@ -60,7 +56,10 @@ def evaluate_all(arguments: Arguments) -> list[Tree]:
     Raises:
         RecipeError: as `evaluate_run`, at the first checkpoint that cannot be evaluated.
     """
-    kept = kept_tokens(open_trained(arguments).folder)
+    folder, _ = open_run(arguments.run, arguments.values)
+    kept = kept_tokens(folder.checkpoints)
+    if not kept:
+        raise no_checkpoint(folder, None)
     return [evaluate_run(replace(arguments, at_tokens=tokens)) for tokens in kept]
 
 

@@ -14,14 +14,16 @@ from typing import Any
 from cluster.array import ArrayWork, most_elements, states_of, submit_array
 from cluster.scheduler import check_id, scheduler_of
 from cluster.user import read_user
-from command.actions.export import RunCheckpoint, kept_tokens, open_trained
 from command.arguments import ROOT, Arguments, read_point
-from components.config.schema.recipe import check_recipe
+from command.recipe.path_checks import no_checkpoint, open_run
+from components.checkpoint.metadata import kept_tokens
+from components.config.schema.recipe import Recipe, check_recipe
 from components.config.schema.types import Section
 from components.data.files import replace_atomically
 from components.errors import RecipeError
 from components.report.measurements import read_evaluations
 from components.run.folder import RunFolder
+from components.run.records import read_record
 from components.terminal import say
 from data_prep.task import deal_tasks
 
@@ -34,8 +36,8 @@ _AGAIN = "the same command says how far they are, and prints what they found"
 class EvaluationArray(Section):
     """Checkpoints by their tokens, a group an element; the question's words; the ``job``."""
 
-    groups: tuple[tuple[int, ...], ...]
-    words: tuple[str, ...]
+    groups: list[list[int]]
+    words: list[str]
     job: str | None
 
     def write(self, folder: Path) -> None:
@@ -45,8 +47,8 @@ class EvaluationArray(Section):
 
 def read_array(folder: Path) -> EvaluationArray | None:
     """Read what was submitted last; nothing before the first time."""
-    file = folder / "array.json"
-    return EvaluationArray.model_validate_json(file.read_bytes()) if file.exists() else None
+    file, remedy = folder / "array.json", "delete it: the same command writes another"
+    return read_record(file, EvaluationArray, remedy=remedy) if file.exists() else None
 
 
 def array_folder(run: RunFolder) -> Path:
@@ -64,31 +66,31 @@ def evaluate_in_jobs(arguments: Arguments) -> list[Answer]:
         RecipeError: no such checkpoint, a cluster without a scheduler or what its user has not
             said, or the scheduler refuses.
     """
-    trained = open_trained(arguments)
-    asked = [trained.chosen.marker.progress.tokens]
-    if arguments.checkpoints == "all":
-        asked = kept_tokens(trained.folder)
-    answers = {tokens: answer_of(trained.folder, tokens, arguments) for tokens in asked}
-    found = [answer for answer in answers.values() if answer is not None]
-    missing = [tokens for tokens, answer in answers.items() if answer is None]
+    folder, recipe = open_run(arguments.run, arguments.values)
+    kept = kept_tokens(folder.checkpoints)  # by name: an element checks what it reads
+    newest = kept[-1:] if arguments.at_tokens is None else [arguments.at_tokens]
+    asked = kept if arguments.checkpoints == "all" else newest
+    if not asked or not {*asked} <= {*kept}:
+        raise no_checkpoint(folder, arguments.at_tokens)
+    answers = answers_of(folder, arguments)
+    found = [answers[tokens] for tokens in asked if tokens in answers]
+    missing = [tokens for tokens in asked if tokens not in answers]
     if not missing:
         return found
     done = f"{len(found)} of {len(asked)} checkpoints are evaluated"
-    queued = _queued(trained)
-    if queued:
+    if queued := _queued(folder, recipe):
         running = queued.count("running")
         say(f"{done}; {running} jobs run, {len(queued) - running} wait\n  {_AGAIN}")
     else:
-        job = _submit(trained, missing, arguments)
-        say(f"{done}; submitted {job}, its logs are in {array_folder(trained.folder)}/jobs")
-        say(f"  {_AGAIN}")
+        job = _submit(folder, recipe, missing, arguments)
+        say(f"{done}; submitted {job}, its logs are in {array_folder(folder)}/jobs\n  {_AGAIN}")
     return found
 
 
-def answer_of(run: RunFolder, tokens: int, arguments: Arguments) -> Answer | None:
-    """Return the results of a checkpoint if they have what the words ask for."""
-    kept = [one for one in read_evaluations(run.path) if one["tokens_trained"] == tokens]
-    return next((one for one in kept if _answers(one, arguments)), None)
+def answers_of(run: RunFolder, arguments: Arguments) -> dict[int, Answer]:
+    """Find the results that have what the words ask for, by the tokens of their checkpoints."""
+    kept = read_evaluations(run.path)
+    return {one["tokens_trained"]: one for one in kept if _answers(one, arguments)}
 
 
 def _answers(kept: Answer, arguments: Arguments) -> bool:
@@ -99,19 +101,21 @@ def _answers(kept: Answer, arguments: Arguments) -> bool:
     return "held_out" in kept
 
 
-def _queued(trained: RunCheckpoint) -> list[str]:
+def _queued(run: RunFolder, recipe: Recipe) -> list[str]:
     """List the states of what the queue has of the array before."""
-    folder = array_folder(trained.folder)
+    folder = array_folder(run)
     array = read_array(folder)
     if array is None or array.job is None:
         return []
-    scheduler = scheduler_of(trained.recipe.cluster)
+    scheduler = scheduler_of(recipe.cluster)
     check_id(scheduler, array.job, folder)
     return states_of(scheduler, array.job, folder / "jobs")
 
 
-def _submit(trained: RunCheckpoint, missing: Sequence[int], arguments: Arguments) -> str:
-    tree, folder = trained.recipe.model_dump(mode="json"), array_folder(trained.folder)
+def _submit(
+    run: RunFolder, recipe: Recipe, missing: Sequence[int], arguments: Arguments
+) -> str:
+    tree, folder = recipe.model_dump(mode="json"), array_folder(run)
     tree["cluster"] |= {
         "hours": arguments.values.get("cluster.hours", tree["cluster"]["hours"])
     }
@@ -121,19 +125,19 @@ def _submit(trained: RunCheckpoint, missing: Sequence[int], arguments: Arguments
     work = ArrayWork(
         kind="evaluation",
         module="command.evaluate.queue",
-        words=(str(trained.folder.path.absolute()),),
+        words=(str(run.path.absolute()),),
         logs=folder / "jobs",
         elements=len(groups),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    array = EvaluationArray(groups=groups, words=_question(arguments), job=None)
+    array = EvaluationArray(groups=[*map(list, groups)], words=_question(arguments), job=None)
     array.write(folder)
     job = submit_array(recipe, user, work, repository=ROOT)
     array.model_copy(update={"job": job}).write(folder)
     return job
 
 
-def _question(arguments: Arguments) -> tuple[str, ...]:
+def _question(arguments: Arguments) -> list[str]:
     """Keep the words that an element asks with; it is in another folder than the user."""
     kept: list[str] = []
     for word in arguments.words:
@@ -142,7 +146,7 @@ def _question(arguments: Arguments) -> tuple[str, ...]:
             kept.append(f"{key}={Path(value).expanduser().absolute()}")
         elif key not in _NOT_ASKED and not key.startswith("site."):
             kept.append(word)
-    return tuple(kept)
+    return kept
 
 
 def main(words: Sequence[str]) -> int:
@@ -156,7 +160,7 @@ def main(words: Sequence[str]) -> int:
     for tokens in array.groups[element]:
         point = read_point([*array.words, f"run={run.path}", f"at_tokens={tokens}"])
         try:
-            if answer_of(run, tokens, point) is None:
+            if tokens not in answers_of(run, point):
                 evaluate_run(point)
         except RecipeError as error:
             say(str(error))

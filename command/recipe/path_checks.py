@@ -14,7 +14,8 @@ from typing import Any
 
 from command.arguments import Arguments
 from command.recipe.own_places import adoption
-from components.config.schema.recipe import Recipe
+from components.checkpoint.metadata import kept_tokens
+from components.config.schema.recipe import Recipe, read_recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 from components.run.folder import RunFolder, existing_run_folder
@@ -175,3 +176,28 @@ def named_runs(arguments: Arguments) -> list[Path]:
         alone = (folder / "recipe.json").is_file() or not inside
         found += [folder] if alone else inside
     return [existing_run_folder(one).path for one in found]
+
+
+def open_run(run: Path | None, values: Mapping[str, Any]) -> tuple[RunFolder, Recipe]:
+    """Open ``run=FOLDER`` and read its recipe; no checkpoint is touched.
+
+    Raises:
+        RecipeError: no run is named, it is none, or its data are not where the user says.
+    """
+    if run is None:
+        remedy = "write run=FOLDER"
+        raise RecipeError("run", "no run is named, and a recipe alone has no weights", remedy)
+    folder = existing_run_folder(run)
+    recipe = read_recipe(folder.recipe)
+    check_data_place(folder, recipe, values)
+    return folder, recipe
+
+
+def no_checkpoint(folder: RunFolder, tokens: int | None) -> RecipeError:
+    """Describe that a run has none, or none of so many tokens."""
+    there = kept_tokens(folder.checkpoints)
+    if tokens is None or not there:
+        remedy = f"let it train to its first: python run.py resume={folder.path}"
+        return RecipeError("run", f"{folder.path} has no complete checkpoint", remedy)
+    problem = f"{folder.path} has no complete checkpoint of {tokens:_} tokens"
+    return RecipeError("at_tokens", problem, f"it has {', '.join(f'{one:_}' for one in there)}")

@@ -176,6 +176,12 @@ def tokens_of(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[2])
 
 
+def kept_tokens(folder: Path) -> list[int]:
+    """List after how many tokens a checkpoint was kept, full or of weights alone."""
+    both = (*complete_checkpoints(folder), *complete_checkpoints(folder, "weights"))
+    return sorted({tokens_of(one) for one in both})
+
+
 def newest_checkpoint(folder: Path) -> Path | None:
     """Find the last checkpoint that is complete, whether or not it is whole."""
     return next(complete_checkpoints(folder), None)

@@ -15,8 +15,7 @@ from components.distributed.devices import count_devices, device_type
 from components.errors import RecipeError
 from components.evaluate.text_loss import Tree
 from components.fault_tolerance.failures import FIRST_FAILURE, recipe_error
-
-ROOT = Path(__file__).resolve().parents[2]
+from components.train.launch import ROOT
 
 
 def ranks_here(ranks: int | None) -> int:

@@ -18,6 +18,7 @@ from benchmarks.gpu.observing import MOST_KERNELS, table_of
 from benchmarks.gpu.one import measure
 from benchmarks.gpu.ours import compose
 from benchmarks.gpu.steps import rates
+from command.arguments import ROOT
 from components.errors import RecipeError
 
 TOYS = {case.name: case for case in read_cases(toy=True)}
@@ -87,16 +88,17 @@ def test_a_table_of_kernels_has_the_longest_first() -> None:
     assert table[0] == {"name": "kernel 39", "calls": 1, "seconds": 39e-6, "share": 39 / 780}
 
 
-def test_of_tests_that_do_not_pass_name_and_message_are_kept() -> None:
+def test_of_what_does_not_pass_the_message_is_kept_without_the_checkouts_place() -> None:
     report = ElementTree.fromstring(
-        '<testsuite><testcase classname="a" name="good"/>'
-        '<testcase classname="a" name="bad"><failure message="1 is not 2"/></testcase>'
+        '<testsuite><testcase classname="a" name="good" time="3.5"/>'
+        f'<testcase classname="a" name="bad"><failure message="1 is not {ROOT}/2"/></testcase>'
         '<testcase classname="a" name="none"><skipped message="needs two"/></testcase>'
         "</testsuite>"
     )
     found = summary_of(report)
     assert found["passed"] == 1
-    assert found["failure"] == [{"test": "a.bad", "message": "1 is not 2"}]
+    assert found["failure"] == [{"test": "a.bad", "message": "1 is not CHECKOUT/2"}]
+    assert found["slowest"][0] == {"test": "a.good", "seconds": 3.5}
     assert found["skipped"] == [{"test": "a.none", "message": "needs two"}]
 
 

@@ -55,7 +55,7 @@ def test_each_checkpoint_is_evaluated_once_and_a_lost_job_is_submitted_again(
     job, array = submitted(trained)
     assert found == []
     assert f"0 of 3 checkpoints are evaluated; submitted {job}" in said
-    assert array.groups == tuple((tokens,) for tokens in TOKENS)
+    assert array.groups == [[tokens] for tokens in TOKENS]
     _, said = ask(trained, capsys)
     assert "0 of 3 checkpoints are evaluated; 0 jobs run, 3 wait" in said
     slurm.call("scancel", f"{job}_1")
@@ -67,7 +67,7 @@ def test_each_checkpoint_is_evaluated_once_and_a_lost_job_is_submitted_again(
     assert [one["tokens_trained"] for one in found] == [TOKENS[0], TOKENS[2]]
     assert "2 of 3 checkpoints are evaluated; submitted" in said
     again, array = submitted(trained)
-    assert array.groups == ((TOKENS[1],),)
+    assert array.groups == [[TOKENS[1]]]
     slurm.wait_for(lambda: not Slurm().states(again, logs), 200)
     found, said = ask(trained, capsys)
     assert [one["tokens_trained"] for one in found] == TOKENS

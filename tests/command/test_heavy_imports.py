@@ -27,6 +27,7 @@ LIGHT = [
     *(
         "command.main",
         "command.dispatch",
+        "command.evaluate.queue",
         "command.study.request",
         "command.study.listed",
         "command.study.runs",

@@ -1,0 +1,65 @@
+"""What is asked of jobs that evaluate, and what is refused before any is submitted."""
+
+from pathlib import Path
+
+import pytest
+
+from command.arguments import read_point
+from command.evaluate.queue import EvaluationArray, _question, evaluate_in_jobs, read_array
+from components.checkpoint.metadata import MARKER
+from components.config.schema.recipe import Recipe
+from components.errors import RecipeError
+from components.run.folder import create_run_folder
+from tests.cluster.jobs import recipe_of
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return recipe_of("recipe=teuken7b", "cluster=juwels")
+
+
+def test_an_element_asks_the_question_alone_and_finds_the_users_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    where = ("run=few", "checkpoints=all", "executor=array", "output=json", "site.account=a")
+    asked = ("action=evaluate", "tasks=[choice]", "ranks=2", "precision.compute=float32")
+    kept = _question(read_point([*where, *asked, "tasks_folder=mine"]))
+    assert kept == [*asked, f"tasks_folder={tmp_path}/mine"]
+
+
+def test_a_record_is_read_as_it_was_written_and_refused_if_it_is_none(tmp_path: Path) -> None:
+    assert read_array(tmp_path) is None
+    array = EvaluationArray(groups=[[1_024, 3_072], [2_048]], words=["tasks=x"], job="77")
+    array.write(tmp_path)
+    assert read_array(tmp_path) == array
+    (tmp_path / "array.json").write_text('{"groups": 3}')
+    with pytest.raises(
+        RecipeError, match=r"array\.json: .*\n.*the same command writes another"
+    ):
+        read_array(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "kept", "message"),
+    [
+        ((), (), "run: .* has no complete checkpoint\n"),
+        (("checkpoints=all",), (), "run: .* has no complete checkpoint\n"),
+        (
+            ("at_tokens=9",),
+            (1, 2),
+            "at_tokens: .* no complete checkpoint of 9 tokens\n  it has 1, 2",
+        ),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_refused_before_a_job(
+    words: tuple[str, ...], kept: tuple[int, ...], message: str, recipe: Recipe, tmp_path: Path
+) -> None:
+    run = create_run_folder(recipe, tmp_path / "run")
+    for tokens in kept:  # by name and marker: nothing of it is read here
+        folder = run.checkpoints / f"tokens-{tokens:015}"
+        folder.mkdir(parents=True)
+        (folder / MARKER).touch()
+    point = ("action=evaluate", "executor=array", f"run={run.path}", *words)
+    with pytest.raises(RecipeError, match=message):
+        evaluate_in_jobs(read_point(point))
