@@ -28,7 +28,7 @@ from benchmarks.kept import RESULTS, circumstances
 from benchmarks.preparation import data_prep_ours as ours
 from benchmarks.preparation.planted import plant, write_texts
 from benchmarks.preparation.real_text import NoPackagesError, real_text
-from components.convert.tokenizer import convert_unigram
+from components.convert.tokenizer import convert_sentencepiece
 
 RESULT = RESULTS / "data_prep.json"
 # Family: pieces, and how much of the text it is measured on: the slower, the less.
@@ -182,7 +182,9 @@ def _trained(texts: Sequence[str], family: str, folder: Path) -> Path:
         tokenizer = ours.tokenizer_of(family, vocab_size=pieces)
         tokenizer.train(texts[:: max(len(texts) // TRAINING_DOCUMENTS, 1)], trained)
         if (model := trained / "tokenizer.model").exists():
-            convert_unigram(model, tokenizer.settings()).save(str(trained / "tokenizer.json"))
+            convert_sentencepiece(model, tokenizer.settings()).save(
+                str(trained / "tokenizer.json")
+            )
     return trained
 
 

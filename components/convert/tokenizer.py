@@ -28,7 +28,7 @@ def write_tokenizer(
 ) -> dict[str, int | None]:
     """Write the tokenizer of ``source`` and return its ids, or raise a RecipeError."""
     if (source / SENTENCEPIECE_FILE).is_file():
-        engine = convert_unigram(source / SENTENCEPIECE_FILE, section)
+        engine = convert_sentencepiece(source / SENTENCEPIECE_FILE, section)
         engine.save(str(target / FILE))
         shutil.copyfile(source / SENTENCEPIECE_FILE, target / SENTENCEPIECE_FILE)
     elif (source / FILE).is_file():
@@ -80,12 +80,12 @@ def open_pieces(file: Path) -> SentencePieceProcessor:
         raise RecipeError(str(file), f"is not a SentencePiece model: {error}", FETCH) from error
 
 
-def convert_unigram(model: Path, section: Mapping[str, Any]) -> Tokenizer:
-    """Rebuild a SentencePiece unigram from the same pieces and scores.
+def convert_sentencepiece(model: Path, section: Mapping[str, Any]) -> Tokenizer:
+    """Rebuild a SentencePiece tokenizer from the same pieces and scores, or merges.
 
     What differs: a path through the text that ties with another in float32 scores may be
-    broken the other way, and after a special piece text begins anew, with the dummy prefix, as
-    it does in training, where each document is encoded by itself.
+    broken the other way (unigram), and after a special piece text begins anew, with the dummy
+    prefix, as it does in training, where each document is encoded by itself.
 
     Raises:
         RecipeError: a normalization rule that has no equal in ``tokenizers``.
@@ -97,9 +97,10 @@ def convert_unigram(model: Path, section: Mapping[str, Any]) -> Tokenizer:
         remedy = "nfkc and identity can, with remove_extra_whitespaces=false"
         raise RecipeError("tokenizer.normalization_rule_name", problem, remedy)
     processor = open_pieces(model)
-    unknown, fallback = processor.unk_id(), section["byte_fallback"]
-    pieces = _scored_pieces(processor)
-    engine = Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=fallback))
+    # The pieces that are taken from a text whole come after the unknown one.
+    special = [section["special_pieces"][role] for role in ("bos", "eos", "pad", "eod")]
+    learnt = 1 + len(special) + section["special_pieces"]["num_placeholders"]
+    engine = Tokenizer(_model_of(processor, section, learnt))
     prefix = [normalizers.Prepend(UNDERLINE)] if section["add_dummy_prefix"] else []
     steps = [*_NORMALIZERS[rule], *prefix, normalizers.Replace(" ", UNDERLINE)]
     engine.normalizer = normalizers.Sequence(steps)
@@ -109,14 +110,37 @@ def convert_unigram(model: Path, section: Mapping[str, Any]) -> Tokenizer:
     engine.decoder = decoders.Sequence([
         *(decoders.Replace(UNDERLINE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip)
     ])
-    # The pieces that are taken from a text whole come after the unknown one.
-    special = [section["special_pieces"][role] for role in ("bos", "eos", "pad", "eod")]
-    count = len(special) + section["special_pieces"]["num_placeholders"]
-    whole = (processor.id_to_piece(index) for index in range(1, 1 + count))
+    whole = (processor.id_to_piece(index) for index in range(1, learnt))
     engine.add_tokens([
         AddedToken(piece, normalized=False, special=piece in special) for piece in whole
     ])
     return engine
+
+
+def _model_of(
+    processor: SentencePieceProcessor, section: Mapping[str, Any], learnt: int
+) -> models.Model:
+    """Choose pieces by likelihood, or merge them; those from ``learnt`` on were learnt."""
+    unknown, fallback = processor.unk_id(), section["byte_fallback"]
+    if section.get("model_type") != "bpe":
+        pieces = _scored_pieces(processor)
+        return models.Unigram(pieces, unk_id=unknown, byte_fallback=fallback)
+    ids = {processor.id_to_piece(index): index for index in range(processor.piece_size())}
+    order = {
+        piece: index
+        for piece, index in ids.items()
+        if index >= learnt and not processor.is_byte(index)
+    }
+    # Two neighbours are merged if what they make is a piece; pieces of low ids come first.
+    merges = [
+        (piece[:end], piece[end:])
+        for piece in order
+        for end in range(1, len(piece))
+        if piece[:end] in order and piece[end:] in order
+    ]
+    return models.BPE(
+        ids, merges, unk_token=processor.id_to_piece(unknown), byte_fallback=fallback
+    )
 
 
 def _scored_pieces(processor: SentencePieceProcessor) -> list[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""The SentencePiece unigram tokenizer, with the trainer options of OpenGPT-X's Teuken.
+"""SentencePiece's tokenizers: unigram, as of OpenGPT-X's Teuken, or merges of characters.
 
 Special pieces are user-defined symbols, as published: ``<eod>`` written in a text is read as
 the piece itself. Line breaks and tabs are no part of any piece, but with ``byte_fallback``
@@ -9,7 +9,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import sentencepiece
 
@@ -19,6 +19,7 @@ from components.errors import RecipeError
 from components.ranges import Count, Share
 
 FILE_NAME = "tokenizer.model"
+UNIGRAM = "unigram"
 UNKNOWN_ID = 0
 SHUFFLE_SEED = 0
 ERRORS_ONLY = 2
@@ -40,6 +41,7 @@ NESTED = {
 class Unigram(Tokenizer):
     """Train, load and use one tokenizer; the arguments keep SentencePiece's own names.
 
+    ``model_type: bpe`` merges pairs of pieces by frequency instead of choosing likely pieces.
     ``num_threads`` is a setting like the others: the trainer's sums are split by thread, so
     another number gives slightly other pieces.
     """
@@ -58,6 +60,7 @@ class Unigram(Tokenizer):
         splitting: Splitting,
         sentences: Sentences,
         special_pieces: SpecialPieces,
+        model_type: Literal["unigram", "bpe"] = "unigram",
     ) -> None:
         """Keep the settings; nothing is trained or read yet.
 
@@ -65,6 +68,8 @@ class Unigram(Tokenizer):
             RecipeError: a nested setting is missing or unknown.
         """
         self._keep(locals())
+        if model_type == UNIGRAM:  # as the recipes say it: by silence
+            del self._settings["model_type"]
         for name, keys in NESTED.items():
             if wrong := self._settings[name].keys() ^ keys.split():
                 problem = f"missing or unknown: {', '.join(sorted(wrong))}"
@@ -99,7 +104,7 @@ class Unigram(Tokenizer):
             sentencepiece.SentencePieceTrainer.Train(
                 sentence_iterator=_lines(texts, failures),
                 model_writer=model,
-                model_type="unigram",
+                model_type=options.pop("model_type", UNIGRAM),
                 minloglevel=ERRORS_ONLY,
                 unk_id=UNKNOWN_ID,
                 user_defined_symbols=self._pieces,

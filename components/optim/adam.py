@@ -14,8 +14,8 @@ class Adam(torch.optim.Adam):
     """Update by Adam, https://arxiv.org/abs/1412.6980, algorithm 1, with an L2 term.
 
     The decay is part of the gradient, ``g + weight_decay * w``, and passes through both
-    moments. ``decay: matrices`` spares norms and biases. The train step bounds the gradients'
-    global norm by ``clip_norm`` from ``clip_after_tokens`` on, before the decay enters.
+    moments. ``decay`` is that of AdamW here. The train step bounds the gradients' global norm
+    by ``clip_norm`` from ``clip_after_tokens`` on, before the decay enters.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Adam(torch.optim.Adam):
         beta2: BelowOne,
         eps: Positive,
         weight_decay: NonNegative,
-        decay: Literal["matrices", "all"],
+        decay: Literal["matrices", "all", "all_but_embedding"],
         clip_norm: Positive,
         clip_after_tokens: Tokens,
     ) -> None:

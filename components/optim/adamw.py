@@ -9,20 +9,27 @@ from torch import nn
 from components.ranges import BelowOne, NonNegative, Positive, Tokens
 from components.torch_internals.operators import multiply_
 
+EMBEDDING = "embedding.weight"
+
 
 def parameter_groups(
     parameters: Iterable[tuple[str, nn.Parameter]],
-    decay: Literal["matrices", "all"],
+    decay: Literal["matrices", "all", "all_but_embedding"],
     **decayed: float,
 ) -> list[dict[str, Any]]:
     """Part the decayed parameters, whose settings are ``decayed``, from others, at 0.
 
     ``matrices`` spares parameters of one dimension (norms, biases) and no others, which is
-    Megatron's rule. A group without parameters is left out.
+    Megatron's rule; ``all_but_embedding`` spares the embedding, and with it a tied head
+    (OLMo 2, https://arxiv.org/abs/2501.00656, section 3.3). A group without parameters is left
+    out.
     """
+    named = list(parameters)
     # Second names dropped, in the order given: a tied matrix is updated once.
-    unique = list({id(parameter): parameter for _, parameter in parameters}.values())
+    unique = list({id(parameter): parameter for _, parameter in named}.values())
     spared = {id(p) for p in unique if decay == "matrices" and p.dim() < 2}
+    if decay == "all_but_embedding":
+        spared = {id(p) for name, p in named if name == EMBEDDING}
     groups: list[dict[str, Any]] = [
         {"params": [p for p in unique if id(p) not in spared], **decayed},
         {"params": [p for p in unique if id(p) in spared], **dict.fromkeys(decayed, 0.0)},
@@ -42,8 +49,8 @@ class AdamW(torch.optim.AdamW):
     As everywhere in torch, a step decays by ``lr * weight_decay``. ``decay_order: before``
     scales the old weight and then updates it, as torch and apex do; ``after`` scales the
     updated weight, ``(w - update) * (1 - lr * weight_decay)``, as Intel's Optimus does.
-    ``decay: matrices`` spares norms and biases. The train step bounds the gradients' global
-    norm by ``clip_norm`` from ``clip_after_tokens`` on.
+    ``decay: matrices`` spares norms and biases, ``all_but_embedding`` the embedding. The train
+    step bounds the gradients' global norm by ``clip_norm`` from ``clip_after_tokens`` on.
     """
 
     def __init__(
@@ -55,7 +62,7 @@ class AdamW(torch.optim.AdamW):
         beta2: BelowOne,
         eps: Positive,
         weight_decay: NonNegative,
-        decay: Literal["matrices", "all"],
+        decay: Literal["matrices", "all", "all_but_embedding"],
         decay_order: Literal["before", "after"],
         clip_norm: Positive,
         clip_after_tokens: Tokens,

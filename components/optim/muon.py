@@ -56,7 +56,7 @@ class Muon(torch.optim.Optimizer):
         beta2: BelowOne,
         eps: Positive,
         weight_decay: NonNegative,
-        decay: Literal["matrices", "all"],
+        decay: Literal["matrices", "all", "all_but_embedding"],
         decay_order: Literal["before", "after"],
         clip_norm: Positive,
         clip_after_tokens: Tokens,

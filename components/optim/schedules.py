@@ -43,7 +43,8 @@ class Cosine:
     """Ramp linearly from ``warmup_from`` to ``start``, then fall by half a cosine to ``end``.
 
     Megatron's ``OptimizerParamScheduler.get_lr``: the half wave spans what the warm-up leaves
-    of ``total_tokens``; https://arxiv.org/abs/1608.03983, equation 5, without restarts.
+    of ``total_tokens``; https://arxiv.org/abs/1608.03983, equation 5, without restarts. A wave
+    planned for more, ``planned_tokens``, is cut at ``total_tokens`` before it reaches ``end``.
     """
 
     total_tokens: Count
@@ -51,13 +52,14 @@ class Cosine:
     warmup_from: Share
     start: Share
     end: Share
+    planned_tokens: Count | None = None
 
     def __call__(self, tokens: int) -> float:
         if tokens < self.warmup_tokens:
             return _warmed(tokens, self.warmup_tokens, self.warmup_from, self.start)
-        if tokens >= self.total_tokens:
-            return self.end
-        done = (tokens - self.warmup_tokens) / (self.total_tokens - self.warmup_tokens)
+        whole = self.planned_tokens or self.total_tokens
+        span = whole - self.warmup_tokens
+        done = min((min(tokens, self.total_tokens) - self.warmup_tokens) / span, 1.0)
         return self.end + 0.5 * (1.0 + math.cos(math.pi * done)) * (self.start - self.end)
 
 

@@ -234,6 +234,11 @@ def check_schedule(schedule: Mapping[str, Any], path: str = "schedule") -> None:
         problem = f"{decay:,} and warmup_tokens {warmup:,} are more than total_tokens {total:,}"
         remedy = f"give at most {total - warmup:,}, or lengthen the schedule"
         raise RecipeError(f"{path}.decay_tokens", problem, remedy)
+    planned = schedule.get("planned_tokens")
+    if total is not None and planned is not None and planned < total:
+        problem = f"{planned:,} end before total_tokens {total:,}"
+        remedy = "plan for more, or leave it out"
+        raise RecipeError(f"{path}.planned_tokens", problem, remedy)
     first = schedule.get("warmup_from", 0.0)
     for key in PEAKS:
         if (peak := schedule.get(key, first)) < first:

@@ -10,7 +10,8 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from components.convert.tokenizer import convert_unigram, count_pieces, write_tokenizer
+from components.convert.tokenizer import convert_sentencepiece, count_pieces, write_tokenizer
+from components.data.unigram import Unigram
 from components.errors import RecipeError
 from tests.components.convert.conftest import (
     Export,
@@ -18,6 +19,8 @@ from tests.components.convert.conftest import (
     corpus,
     llama,
     random_model,
+    unigram_section,
+    without_target,
 )
 
 Trained = tuple[Path, Section]
@@ -30,7 +33,7 @@ def reference(unigram: Trained) -> Any:
 
 @pytest.fixture(scope="module")
 def converted(unigram: Trained) -> Tokenizer:
-    return convert_unigram(unigram[0] / "tokenizer.model", unigram[1])
+    return convert_sentencepiece(unigram[0] / "tokenizer.model", unigram[1])
 
 
 def ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -55,16 +58,28 @@ def test_ids_decode_to_the_same_text(reference: Any, converted: Tokenizer) -> No
         assert decoded == reference.decode(encoded) == unicodedata.normalize("NFKC", text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", " ", "  two before", "two after  ", "a\n\n\tb", "a   b", "\n"),
-        *("1234567 0x3f 3,5", "\ufb01n \u00bd \u2122 \u212b", "e\u0301 \uac00", "\u65e5\u672c"),
-        *("\U0001f600\U0001f600 \u00e9", "\u2581x", "<0x0A> as text", "<unk> as text", "<0x0"),
-    ],
-)
+ODD = [
+    *("", " ", "  two before", "two after  ", "a\n\n\tb", "a   b", "\n"),
+    *("1234567 0x3f 3,5", "\ufb01n \u00bd \u2122 \u212b", "e\u0301 \uac00", "\u65e5\u672c"),
+    *("\U0001f600\U0001f600 \u00e9", "\u2581x", "<0x0A> as text", "<unk> as text", "<0x0"),
+]
+
+
+@pytest.mark.parametrize("text", ODD)
 def test_odd_texts_get_the_same_ids(text: str, reference: Any, converted: Tokenizer) -> None:
     assert ids(converted, text) == reference.encode(text)
+
+
+def test_merged_pieces_are_converted_too(tmp_path: Path) -> None:
+    section = unigram_section(1_200) | {"model_type": "bpe"}
+    Unigram(**without_target(section)).train(corpus(), tmp_path)
+    model = tmp_path / "tokenizer.model"
+    reference = SentencePieceProcessor(model_file=str(model))
+    converted = convert_sentencepiece(model, section)
+    for text in (*corpus(), *ODD):
+        encoded = reference.encode(text)
+        assert ids(converted, text) == encoded
+        assert converted.decode(encoded, skip_special_tokens=False) == reference.decode(encoded)
 
 
 def test_after_a_special_piece_text_begins_anew_as_in_training(
@@ -124,4 +139,4 @@ def test_a_normalization_that_has_no_equal_is_refused(
     change: Section, unigram: Trained
 ) -> None:
     with pytest.raises(RecipeError, match="cannot be converted exactly"):
-        convert_unigram(unigram[0] / "tokenizer.model", unigram[1] | change)
+        convert_sentencepiece(unigram[0] / "tokenizer.model", unigram[1] | change)

@@ -57,6 +57,14 @@ def test_cosine_is_megatrons(
     assert cosine(tokens) == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
+def test_a_cosine_planned_for_more_is_the_longer_one_up_to_its_cut() -> None:
+    shape = {"warmup_tokens": 100, "warmup_from": 0.0, "start": 1.0, "end": 0.1}
+    longer = Cosine(total_tokens=1_000, **shape)
+    cut = Cosine(total_tokens=700, planned_tokens=1_000, **shape)
+    assert [cut(tokens) for tokens in range(701)] == [longer(tokens) for tokens in range(701)]
+    assert cut(900) == longer(700) > 0.1
+
+
 def test_cosine_passes_through_points_computed_by_hand() -> None:
     cosine = Cosine(total_tokens=1_100, warmup_tokens=100, warmup_from=0.0, start=1.0, end=0.1)
     assert cosine(0) == 0.0

@@ -77,6 +77,17 @@ def test_a_schedule_without_phases_is_held_to_the_same_rules() -> None:
         check_schedule(CONSTANT | {"warmup_from": 0.5, "warmup_tokens": 9})
 
 
+def test_a_cosine_is_cut_before_its_end_not_after_it() -> None:
+    lengths = {"total_tokens": 1_000, "warmup_tokens": 100, "planned_tokens": 1_000}
+    check_schedule(lengths)
+    message = (
+        r"^schedule\.planned_tokens: 999 end before total_tokens 1,000\n"
+        r" +plan for more, or leave it out$"
+    )
+    with pytest.raises(RecipeError, match=message):
+        check_schedule(lengths | {"planned_tokens": 999})
+
+
 def test_a_decay_has_to_fit_into_what_the_warm_up_leaves() -> None:
     lengths = {"total_tokens": 1_000, "warmup_tokens": 100, "decay_tokens": 900}
     ends = {"warmup_from": 0.0, "start": 1.0, "end": 0.0}
