@@ -98,8 +98,9 @@ def convert_sentencepiece(model: Path, section: Mapping[str, Any]) -> Tokenizer:
         raise RecipeError("tokenizer.normalization_rule_name", problem, remedy)
     processor = open_pieces(model)
     # The pieces that are taken from a text whole come after the unknown one.
-    special = [section["special_pieces"][role] for role in ("bos", "eos", "pad", "eod")]
-    learnt = 1 + len(special) + section["special_pieces"]["num_placeholders"]
+    roles = section["special_pieces"]
+    special = [*dict.fromkeys(roles[role] for role in ("bos", "eos", "pad", "eod"))]
+    learnt = 1 + len(special) + roles["num_placeholders"]
     engine = Tokenizer(_model_of(processor, section, learnt))
     prefix = [normalizers.Prepend(UNDERLINE)] if section["add_dummy_prefix"] else []
     steps = [*_NORMALIZERS[rule], *prefix, normalizers.Replace(" ", UNDERLINE)]
