@@ -13,6 +13,7 @@ from time import process_time
 from benchmarks.entry import enter
 from benchmarks.planning.measured import MeasuredLayout, read_rows
 from benchmarks.planning.planner_accuracy import DATA, is_timed, read_campaign, regret
+from benchmarks.recipes import recipe_tree
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe
