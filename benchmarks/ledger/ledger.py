@@ -30,7 +30,7 @@ PAGE, DETAILS, FRONT, LAYOUTS = (
     for name in ("recipes/README.md", "docs/ledger.md", "README.md", "docs/parity.md")
 )
 PARTS = {
-    PAGE: ("verdicts", "plans"),
+    PAGE: ("verdicts", "runs", "plans"),
     DETAILS: ("sections",),
     FRONT: ("counts",),
     LAYOUTS: ("layouts",),
@@ -38,6 +38,10 @@ PARTS = {
 VERDICTS = """\
 | Recipe | Published | Predicted | Dry run | Parity | Miniature | Measured |
 |---|---|---|---|---|---|---|
+"""
+HEAD_OF_RUNS = """\
+| Recipe | Home | Parameters | Tokens | Steps | Ranks |
+|---|---|---|---|---|---|
 """
 HEAD_OF_PLANS = """\
 | Recipe | Cluster | Nodes | Memory, GiB | Verdict | Step | MFU, full | Hours |
@@ -70,7 +74,7 @@ def pages() -> dict[Path, str]:
 
 def _put(text: str, part: str, entries: Sequence[LedgerEntry]) -> str:
     head, inside, tail = split_marked(text, part, "make golden")
-    table = _counts(inside, entries) if part == "counts" else MADE[part](entries)
+    table = counts(inside, entries) if part == "counts" else MADE[part](entries)
     return f"{head}{table}{tail}"
 
 
@@ -110,6 +114,22 @@ def _summary(proofs: Sequence[KeptProof]) -> str:
     verdicts = list(dict.fromkeys(proof.verdict for proof in proofs))
     count = f", {len(proofs)} layouts" if len(proofs) > 1 else ""
     return ", ".join(verdicts) + count
+
+
+def _runs(entries: Sequence[LedgerEntry]) -> str:
+    return HEAD_OF_RUNS + "".join(map(_run_row, entries))
+
+
+def _run_row(entry: LedgerEntry) -> str:
+    recipe, derived = entry.composed["recipe"], entry.composed["derived"]
+    total, active = (derived["parameters"][key] for key in ("total", "active"))
+    counts = [recipe["budget"]["total_tokens"], derived["steps"], derived["ranks"]]
+    cells = [
+        *(f"`{entry.name}`", f"`{recipe['home']}`"),
+        f"{total:,}" + (f" ({active:,} active)" if active != total else ""),
+        *(f"{count:,}" for count in counts),
+    ]
+    return table_line(cells)
 
 
 def _plans(entries: Sequence[LedgerEntry]) -> str:
@@ -155,10 +175,17 @@ def _sections(entries: Sequence[LedgerEntry]) -> str:
     return "\n".join(map(section, entries))
 
 
-def _counts(table: str, entries: Sequence[LedgerEntry]) -> str:
-    """Count, for each line of a table that names recipes, how many have a proof of today."""
+def counts(table: str, entries: Sequence[LedgerEntry]) -> str:
+    """Count, for each line of a table that names recipes, how many have a proof of today.
+
+    A recipe that no line names joins the last one.
+    """
     by_name = {entry.name: entry for entry in entries}
-    return "".join(_counted(line, by_name) for line in table.splitlines(keepends=True))
+    *lines, last = table.splitlines(keepends=True)
+    named = NAMES.findall(table)
+    others = "".join(f"`{name}` " for name in by_name if name not in named)
+    last = last.replace("| `", f"| {others}`", 1)
+    return "".join(_counted(line, by_name) for line in (*lines, last))
 
 
 def _counted(line: str, entries: Mapping[str, LedgerEntry]) -> str:
@@ -177,7 +204,13 @@ def _share(entries: Sequence[LedgerEntry], kind: str) -> str:
     return f"{len(done)} of {len(entries)}"
 
 
-MADE = {"verdicts": _verdicts, "plans": _plans, "sections": _sections, "layouts": _layouts}
+MADE = {
+    "verdicts": _verdicts,
+    "runs": _runs,
+    "plans": _plans,
+    "sections": _sections,
+    "layouts": _layouts,
+}
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python -m benchmarks.ledger.parity [RECIPE ...]
 
-`data/proved_layouts.yaml` says which; of recipes that it does not name, one on four ranks. Named
-recipes alone are proved again; the others keep what was found. Exit status 1 if a layout does not hold.
+`data/proved_layouts.yaml` says which; of recipes that it does not name, one on four ranks.
+Named recipes alone are proved again; the others keep what was found. Exit status 1 if a layout
+does not hold.
 """
 
 import json

@@ -77,7 +77,8 @@ class Unigram(Tokenizer):
                 raise RecipeError(f"tokenizer.{name}", problem, remedy)
         bos, eos, pad = special_pieces["bos"], special_pieces["eos"], special_pieces["pad"]
         placeholders = range(special_pieces["num_placeholders"])
-        self._pieces = [*dict.fromkeys([bos, eos, pad, special_pieces["eod"]])]  # eod may be eos
+        roles = [bos, eos, pad, special_pieces["eod"]]  # documents may end with eos
+        self._pieces = [*dict.fromkeys(roles)]
         self._pieces += [f"<placeholder_tok_{number}>" for number in placeholders]
         self._processor: Any = None
 

@@ -62,6 +62,17 @@ def test_every_recipe_is_counted_once_on_the_front_page(
     assert all(len(COUNT.findall(line)) == len(FILES) for line in lines)
 
 
+def test_a_recipe_that_no_line_names_joins_the_last_one(entries: list[LedgerEntry]) -> None:
+    line = "| `{}` | of them | there | so | 0 of 0 | 0 of 0 | 0 of 0 | 0 of 0 |\n"
+    first, last = ledger.counts(
+        line.format("teuken7b") + line.format(NAME), entries
+    ).splitlines()
+    assert ledger.NAMES.findall(first) == ["teuken7b"]
+    others = {entry.name for entry in entries} - {"teuken7b"}
+    assert {*ledger.NAMES.findall(last)} == others
+    assert f" of {len(others)} |" in last
+
+
 def test_every_kept_row_is_of_a_recipe_and_says_where_when_and_with_what(
     entries: list[LedgerEntry],
 ) -> None:

@@ -1,0 +1,218 @@
+"""Openly documented runs, value by value against their scripts, configurations and cards.
+
+Figures are typed from the sources that each recipe names, or counted here from the shapes and
+steps that these give, not read from the recipes.
+"""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from components.build import build
+from components.config.schema.recipe import Recipe
+from components.config.schema.types import thaw
+from tests.recipes.differences import composed
+
+
+@cache
+def recipe(name: str) -> Recipe:
+    return composed(name, "full")
+
+
+def llama_parameters(
+    *, dim: int, layers: int, heads: int, kv: int, ffn: int, rows: int, tied: bool = False
+) -> int:
+    """Matrices and norms of a Llama whose heads are 128 wide."""
+    attention = 2 * dim * heads * 128 + 2 * dim * kv * 128
+    layer = attention + 3 * dim * ffn + 2 * dim
+    return layers * layer + dim + (1 if tied else 2) * rows * dim
+
+
+SHAPES = {
+    "smollm3_3b": {"dim": 2_048, "layers": 36, "heads": 16, "kv": 4, "ffn": 11_008,
+                   "rows": 128_256, "tied": True},
+    "eurollm_1b7": {"dim": 2_048, "layers": 24, "heads": 16, "kv": 8, "ffn": 5_632,
+                    "rows": 128_000},
+    "eurollm_9b": {"dim": 4_096, "layers": 42, "heads": 32, "kv": 8, "ffn": 12_288,
+                   "rows": 128_000},
+    "salamandra_2b": {"dim": 2_048, "layers": 24, "heads": 16, "kv": 16, "ffn": 5_440,
+                      "rows": 256_000},
+    "salamandra_7b": {"dim": 4_096, "layers": 32, "heads": 32, "kv": 8, "ffn": 11_008,
+                      "rows": 256_000},
+    "lucie_7b": {"dim": 4_096, "layers": 32, "heads": 32, "kv": 8, "ffn": 12_288,
+                 "rows": 65_024},
+}  # fmt: skip
+OLMO2 = {  # norms of queries and keys over all heads, and 74 rows more than pieces
+    "olmo2_1b": {"dim": 2_048, "layers": 16, "heads": 16, "kv": 16, "ffn": 8_192,
+                 "rows": 100_352},
+    "olmo2_7b": {"dim": 4_096, "layers": 32, "heads": 32, "kv": 32, "ffn": 11_008,
+                 "rows": 100_352},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*SHAPES, *OLMO2])
+def test_parameters_are_those_of_the_published_shape(name: str) -> None:
+    shape = SHAPES.get(name) or OLMO2[name]
+    expected = llama_parameters(**shape)  # type: ignore[arg-type]  # one flag among numbers
+    if name in OLMO2:
+        expected += 2 * shape["dim"] * shape["layers"]
+    assert recipe(name).derived.parameters.total == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "digit"),
+    [
+        ("salamandra_2b", 2_253_490_176, 1),
+        ("salamandra_7b", 7_768_117_248, 1),
+        ("lucie_7b", 6_706_958_336, 1),
+        ("eurollm_1b7", 1_657_000_000, 1_000_000),
+        ("eurollm_9b", 9_154_000_000, 2_000_000),
+    ],
+)
+def test_cards_state_the_count_to_the_digits_that_they_have(
+    name: str, card: int, digit: int
+) -> None:
+    assert abs(recipe(name).derived.parameters.total - card) < digit
+
+
+# sequences a step, their length, steps, devices
+RUNS = {
+    "olmo2_1b": (512, 4_096, 1_907_359 + 23_842, 128),
+    "olmo2_7b": (1_024, 4_096, 928_646 + 11_921, 512),
+    "smollm3_3b": (192 * 3, 4_096, 4_720_000, 384),
+    "eurollm_1b7": (3_072, 4_096, 317_892, 256),
+    "eurollm_9b": (2_800, 4_096, 348_773, 400),
+    "salamandra_2b": (512, 8_192, 3_016_817, 256),
+    "salamandra_7b": (512, 8_192, 3_016_817, 512),
+    "lucie_7b": (1_024, 4_096, 753_851, 512),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_batches_steps_and_devices_are_the_published_ones(name: str) -> None:
+    sequences, length, steps, devices = RUNS[name]
+    found = recipe(name)
+    assert found.budget.sequence_length == length
+    assert found.budget.global_batch_tokens == sequences * length
+    assert found.derived.steps == steps
+    assert found.derived.ranks == devices
+
+
+# peak rate, eps, decay, what is decayed
+OPTIMIZERS = {
+    "olmo2_1b": (4.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "olmo2_7b": (3.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "smollm3_3b": (2.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "salamandra_2b": (2.0e-4, 1e-8, 0.1, "matrices"),
+    "salamandra_7b": (3.0e-4, 1e-8, 0.1, "matrices"),
+    "lucie_7b": (3.0e-4, 1e-5, 0.1, "matrices"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_are_the_published_ones(name: str) -> None:
+    found = recipe(name).optimizer
+    keys = ("lr", "eps", "weight_decay", "decay")
+    assert tuple(found[key] for key in keys) == OPTIMIZERS[name]
+    assert (found["beta1"], found["beta2"], found["clip_norm"]) == (0.9, 0.95, 1.0)
+
+
+def rate(name: str, step: int) -> float:
+    """The rate of a step, counted from 0, while the batch does not change."""
+    found = recipe(name)
+    schedule: Any = build(thaw(found.schedule), "schedule")
+    return float(found.optimizer["lr"] * schedule(step * found.budget.global_batch_tokens))
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "expected"),
+    [
+        ("olmo2_7b", 2_000, 3.0e-4),
+        # The second stage's configuration has 6.1499e-5; the cosine came to 6.1351e-5.
+        ("olmo2_7b", 928_645, 6.1351e-5),
+        ("olmo2_7b", 928_646, 6.1499e-5),
+        ("olmo2_1b", 1_907_358, 7.4487e-5),
+        ("olmo2_1b", 1_907_359, 7.4487e-5),
+        ("smollm3_3b", 2_000, 2.0e-4),
+        ("smollm3_3b", 4_198_000, 2.0e-4),
+        ("smollm3_3b", 4_198_000 + 261_000, 1.0e-4),
+        ("salamandra_7b", 2_000, 3.0e-4),
+        ("salamandra_7b", 3_016_817, 3.0e-5),
+        ("salamandra_2b", 3_016_817, 2.0e-5),
+    ],
+)
+def test_rates_are_those_of_the_configurations(name: str, step: int, expected: float) -> None:
+    assert rate(name, step) == pytest.approx(expected, rel=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("step", "tokens", "logged"),
+    [
+        (1_865, 1_955_594_240, 7.161599933169782e-05),
+        (3_790, 4_114_087_936, 1.5066239575389773e-04),
+        (81_690, 302_494_515_200, 2.9409138349373977e-04),
+        (236_656, 952_469_028_864, 2.4322151148226112e-04),
+        (472_362, 1_941_091_647_488, 1.1498706589918545e-04),
+        (753_851, 3_121_742_086_144, 2.9999999242136255e-05),
+    ],
+)
+def test_lucies_ramp_and_rates_are_those_of_its_log(
+    step: int, tokens: int, logged: float
+) -> None:
+    found = recipe("lucie_7b")
+    assert found.ramp.consumed_after(step) * found.budget.sequence_length == tokens
+    schedule: Any = build(thaw(found.schedule), "schedule")
+    assert found.optimizer["lr"] * schedule(tokens) == pytest.approx(logged, rel=1e-6)
+
+
+def test_data_phases_begin_at_the_published_steps() -> None:
+    second, decay = recipe("smollm3_3b").data.phases.values()
+    assert second.from_tokens == 3_450_000 * 2_359_296
+    assert decay.from_tokens == 4_198_000 * 2_359_296
+    assert decay.shares["edu_python"] == pytest.approx(0.07 / 1.00565, abs=1e-6)
+    assert len(recipe("smollm3_3b").data.shares) == 41
+    assert (len(second.shares), len(decay.shares)) == (46, 56)
+    (dolmino,) = recipe("olmo2_7b").data.phases.values()
+    assert dolmino.from_tokens == 928_646 * 4_194_304
+    assert dolmino.shares["dclm_best"] == pytest.approx(24.31 / 51.472, abs=1e-6)
+    assert recipe("olmo2_1b").data.phases["second"].from_tokens == 1_907_359 * 2_097_152
+
+
+def test_mixtures_are_the_published_sums() -> None:
+    lucie = recipe("lucie_7b").data.shares
+    french = sum(share for name, share in lucie.items() if name.startswith("fr_"))
+    parallel = sum(share for name, share in lucie.items() if name.endswith("_parallel"))
+    english = sum(share for name, share in lucie.items() if name.startswith("en_"))
+    code = lucie["code"]
+    found = (english, french - lucie["fr_en_parallel"], code, parallel)
+    assert found == pytest.approx((0.332, 0.324, 0.147, 0.025), abs=6e-4)
+    salamandra = recipe("salamandra_7b").data.shares
+    assert len(salamandra) == 36  # 35 languages and code
+    assert salamandra["en"] == pytest.approx(0.3925, abs=1e-4)
+    assert recipe("salamandra_2b").data.shares == salamandra
+
+
+def test_features_of_the_architectures_are_there() -> None:
+    olmo, smol = recipe("olmo2_7b").model, recipe("smollm3_3b")
+    assert olmo["norm_placement"] == "after"
+    assert olmo["attention"]["qk_norm"]["eps"] == 1e-6
+    assert smol.model["positions"]["skip_every"] == 4
+    assert smol.data.document_mask
+    assert recipe("salamandra_7b").data.document_mask
+    assert not recipe("lucie_7b").data.document_mask
+    assert recipe("salamandra_7b").precision.reduce == "bfloat16"
+
+
+def test_conflicts_of_the_sources_are_told() -> None:
+    """Where two figures are published, the recipe has one and says the other beside it."""
+    salamandra = recipe("salamandra_7b")
+    assert salamandra.published["total_tokens"].value == 12_875_000_000_000
+    assert salamandra.budget.total_tokens == 3_016_817 * 4_194_304
+    lucie = recipe("lucie_7b").published["device_hours"]
+    assert "550,000" in lucie.unit
+    assert "9.154 B" in recipe("eurollm_9b").published["parameters"].unit
+    for name in ("eurollm_1b7", "eurollm_9b"):
+        assert {"lr", "warmup_tokens", "phases", "optimizer", "shares", "layout"} <= {
+            *recipe(name).assumed
+        }
