@@ -297,8 +297,8 @@ def test_on_a_cpu_torch_chooses(device: str) -> None:
         (
             ("flash", "efficient"),
             case(mask="structured"),
-            r"\[flash, efficient\] has no kernel for bfloat16 attention with documents or "
-            r"slopes, heads of 128, on cuda\n  add flex",
+            r"\[flash, efficient\] has no kernel for bfloat16 attention with documents, slopes "
+            r"or windows, heads of 128, on cuda\n  add flex",
         ),
         (
             ("flash",),

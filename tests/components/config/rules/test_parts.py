@@ -49,7 +49,7 @@ CONSTANT = {
                 "cluster.device=xpu",
             ],
             r"model\.attention\.backends: \[flash\] has no kernel for bfloat16 attention with "
-            r"documents or slopes.* on xpu\n  add flex",
+            r"documents, slopes or windows.* on xpu\n  add flex",
         ),
         (
             ["model.initialization.padding_row=4_096"],
