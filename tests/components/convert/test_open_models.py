@@ -264,7 +264,7 @@ def test_windows_follow_from_their_interval_and_rotations_from_either_spelling()
     assert both["sliding_attention"] == {"rope_type": "default", "rope_theta": 500_000}
     assert both["full_attention"]["rope_type"] == "yarn"
     assert family.stated(newer | {"rope_parameters": both}) == ours
-    slowed = {kind: both["full_attention"] for kind in both}
+    slowed = dict.fromkeys(both, both["full_attention"])
     assert family.stated(newer | {"rope_parameters": slowed}) != ours
     faster = {"rope_type": "default", "rope_theta": 10_000.0}
     other = {"rope_parameters": both | {"sliding_attention": faster}}
