@@ -228,7 +228,7 @@ class FlopsPerToken(Section):
     that a token is multiplied with (its experts; the tied matrix once; no look-up), and
     12 x layers x attention width x sequence for the attention products (Narayanan et al. 2021,
     arXiv 2104.04473, section 5.1, in its per-token form). A layer with a window has that for
-    the sequence (nanochat's ``estimate_flops``), and ``causal`` its visible pairs.
+    the sequence (as in OLMo-core and nanochat), and ``causal`` its visible pairs.
     """
 
     full: int
