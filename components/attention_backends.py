@@ -9,11 +9,11 @@ efficient), ``native/mkldnn/xpu/Attention.cpp`` (oneDNN, which is ``overrideable
     cudnn         CUDA from Hopper on, half precision; groups, dropout
     efficient     CUDA; dropout, context ranks
     overrideable  Intel GPUs; no groups, no dropout
-    flex          both; all of it, documents and ALiBi too
+    flex          both; all of it, documents, ALiBi and windows too
     math          both; keeps the whole matrix of scores
 
-No kernel but ``flex`` knows documents or slopes without a dense mask, which only a CPU makes.
-There the order has no say: torch's own choice, ``flash`` for CPUs or ``math``, is taken.
+No kernel but ``flex`` knows documents, slopes or windows without a dense mask, which only a CPU
+makes. There the order has no say: torch's own choice, ``flash`` for CPUs or ``math``, is taken.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ _HALF = ("bfloat16", "float16")
 class AttentionCase(NamedTuple):
     """What attention computes on: ``grouped`` where query heads share those of keys.
 
-    ``structured`` masks have documents or slopes; those of context ranks, else causal, are
-    ``offset``, as queries begin later than keys.
+    ``structured`` masks have documents, slopes or windows shorter than the sequence; those of
+    context ranks, else causal, are ``offset``, as queries begin later than keys.
     """
 
     device: str
@@ -46,7 +46,7 @@ class AttentionCase(NamedTuple):
         of = {
             "causal": "",
             "offset": " of context ranks",
-            "structured": " with documents or slopes",
+            "structured": " with documents, slopes or windows",
         }
         parts = [self.dtype, "attention" + of[self.mask]]
         parts += ["in groups"] * self.grouped + ["with dropout"] * self.dropout

@@ -227,7 +227,8 @@ class FlopsPerToken(Section):
     ``full`` counts the whole attention matrix, ``causal`` half of it. Six for each parameter
     that a token is multiplied with (its experts; the tied matrix once; no look-up), and
     12 x layers x attention width x sequence for the attention products (Narayanan et al. 2021,
-    arXiv 2104.04473, section 5.1, in its per-token form).
+    arXiv 2104.04473, section 5.1, in its per-token form). A layer with a window has that for
+    the sequence (as in OLMo-core and nanochat), and ``causal`` its visible pairs.
     """
 
     full: int
@@ -240,8 +241,9 @@ class FlopsPerToken(Section):
             looked_up += shape.vocab_size * shape.dim
         products = 6 * (shape.active_parameters - looked_up)
         width = shape.attention.num_heads * shape.attention.head_dim
-        attention = 12 * shape.num_layers * width * sequence_length
-        return cls(full=products + attention, causal=products + attention // 2)
+        full = 12 * width * sum(shape.visible_keys(sequence_length))
+        causal = round(12 * width * shape.causal_keys(sequence_length))
+        return cls(full=products + full, causal=products + causal)
 
 
 class DerivedNumbers(Section):

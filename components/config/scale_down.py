@@ -40,6 +40,7 @@ def scale_down(
         named.put(tree, "model.mlp.top_k", min(top_k, max(min(2, top_k), part)))
     _shrink_vocabulary(tree, rule, named, full)
     _shrink_budget(tree, rule, named, full)
+    _shrink_windows(tree, named, full)
     if tree["precision"]["compute"] != FLOAT8:  # emulated where a device has none
         named.put(tree, "precision.compute", "auto")
     stand_in(tree, rule, named, looks=looks)
@@ -116,6 +117,15 @@ def _shrink_budget(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -
     _shrink_ramp(budget, before, named, reference)
     if budget["total_tokens"] != reference:
         _shrink_lengths(tree, rule, named, full)
+
+
+def _shrink_windows(tree: Tree, named: UserOverrides, full: Tree) -> None:
+    """Let a window keep its part of the sequence; of a pattern too long its end stays."""
+    length, before = (one["budget"]["sequence_length"] for one in (tree, full))
+    if windows := full["model"]["attention"].get("windows"):
+        kept = windows[-tree["model"]["num_layers"] :]
+        short = [one if one == "full" else max(1, one * length // before) for one in kept]
+        named.put(tree, "model.attention.windows", short)
 
 
 def _reference_tokens(full: Tree, rule: Shrink) -> int:

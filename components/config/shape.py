@@ -5,10 +5,11 @@ counted too. A build on ``meta`` must agree to the last digit; the tests compare
 """
 
 from itertools import accumulate
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from components.attention_windows import Window, window_of
 from components.config.schema.types import Count
 from components.errors import RecipeError
 from components.ranges import Heads, Layers
@@ -37,6 +38,7 @@ class AttentionShape(_Part):
     bias: bool
     qk_norm: NormShape | None = None
     qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
+    windows: Annotated[tuple[Window, ...], Field(strict=False)] = ("full",)
 
     def parameters(self, dim: int) -> int:
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -81,12 +83,14 @@ class MLPShape(_Part):
 class PositionsShape(_Part):
     """A row for each position, where positions are learned; a base, where heads are rotated.
 
-    Each ``skip_every``-th layer leaves the rotation out.
+    Each ``skip_every``-th layer leaves the rotation out; those with a window may have a base
+    of their own.
     """
 
     num_positions: Count | None = None
     base: float | None = None
     skip_every: Layers | None = None
+    local_base: float | None = None
 
     def turned_layers(self, num_layers: int) -> int:
         """Count the layers that rotate queries and keys."""
@@ -109,6 +113,20 @@ class ModelShape(_Part):
     positions: PositionsShape
     embedding_norm: NormShape | None = None
     norm_placement: Literal["before", "after"] = "before"
+
+    def visible_keys(self, sequence_length: int) -> tuple[int, ...]:
+        """List how many keys a query of each layer sees at most: its window, or all."""
+        windows = (window_of(self.attention.windows, n) for n in range(self.num_layers))
+        return tuple(min(window or sequence_length, sequence_length) for window in windows)
+
+    def causal_keys(self, sequence_length: int) -> float:
+        """Count the keys that a query sees in all layers together, in the mean over queries.
+
+        Of s tokens all see w keys but the first w, which see half as many: w - w^2 / 2 s. Where
+        w is s it is the usual half.
+        """
+        seen = self.visible_keys(sequence_length)
+        return sum(keys - keys * keys / (2 * sequence_length) for keys in seen)
 
     @property
     def vocabulary_matrices(self) -> int:

@@ -49,6 +49,11 @@ NORM_BEFORE = Need(
     "it norms what its branches are fed",
     lambda m: m.norm_placement == "before",
 )
+NO_WINDOWS = Need(
+    "attention.windows",
+    "its queries see all earlier tokens",
+    lambda m: set(m.attention.windows) == {"full"},
+)
 NO_EMBEDDING_NORM = Need(
     "embedding_norm", "it does not normalize embeddings", lambda m: m.embedding_norm is None
 )

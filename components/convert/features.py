@@ -66,6 +66,12 @@ class AttentionFeatures(shape.AttentionShape):
     qk_norm: NormFeatures | None
     dropout: float
 
+    @property
+    def window(self) -> int | None:
+        """The window of all layers that have one; None where they differ or there is none."""
+        found = {one for one in self.windows if one != "full"}
+        return found.pop() if len(found) == 1 else None
+
 
 class MLPFeatures(shape.MLPShape):
     """One feed-forward block, or experts."""

@@ -5,6 +5,7 @@ OLMo is as github.com/allenai/OLMo released it first; OLMoE is arxiv.org/abs/240
 
 import re
 from collections.abc import Iterator, Mapping
+from math import isclose, log
 from typing import Any, ClassVar
 
 from components.convert import family
@@ -27,7 +28,8 @@ _NUMBERS = {
 }
 
 
-def _scaling(ours: ScalingFeatures | None) -> dict[str, Any] | None:
+def scaling_of(ours: ScalingFeatures | None) -> dict[str, Any] | None:
+    """Write a scaling as theirs do; None is none."""
     if ours is None:
         return None
     numbers = {theirs: getattr(ours, name) for name, theirs in _NUMBERS.items()}
@@ -35,7 +37,7 @@ def _scaling(ours: ScalingFeatures | None) -> dict[str, Any] | None:
     return {"rope_type": _SCALINGS[ours.kind], **given}
 
 
-def _stated_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
+def stated_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Read a scaling, whose kind had another key once, with the numbers it may leave out."""
     read = {name: value for name, value in config.items() if value is not None}
     kind = read.pop("rope_type", None) or read.get("type", "default")
@@ -43,7 +45,12 @@ def _stated_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if kind == "default":
         return None
     betas = {"beta_fast": 32.0, "beta_slow": 1.0} if kind == "yarn" else {}
-    return {"rope_type": kind, **betas, **read}
+    given = {"rope_type": kind, **betas, **read}
+    # The paper's own temperature, which a folder may state.
+    usual = 0.1 * log(given["factor"]) + 1 if kind == "yarn" else None
+    if usual is not None and isclose(given.get("attention_factor", 0.0), usual):
+        del given["attention_factor"]
+    return given
 
 
 class Llama(HFFamily):
@@ -63,6 +70,7 @@ class Llama(HFFamily):
         family.NO_QK_NORM,
         family.NO_EMBEDDING_NORM,
         family.NORM_BEFORE,
+        family.NO_WINDOWS,
     )
 
     keys: ClassVar[ConfigKeys] = {
@@ -77,7 +85,7 @@ class Llama(HFFamily):
         "mlp_bias": (False, lambda m: m.mlp.bias),
         "rms_norm_eps": (1e-6, lambda m: m.norm.eps),
         "rope_theta": (None, lambda m: m.positions.base),
-        "rope_scaling": (None, lambda m: _scaling(m.positions.scaling)),
+        "rope_scaling": (None, lambda m: scaling_of(m.positions.scaling)),
         "tie_word_embeddings": (False, lambda m: m.tied_embeddings),
     }
 
@@ -91,7 +99,7 @@ class Llama(HFFamily):
             "num_key_value_heads": read["num_key_value_heads"] or heads,
             "head_dim": config.get("head_dim") or read["hidden_size"] // heads,
             "rope_theta": base or self.default_base,
-            "rope_scaling": _stated_scaling(newer or read["rope_scaling"] or {}),
+            "rope_scaling": stated_scaling(newer or read["rope_scaling"] or {}),
         }
         return {key: read[key] for key in self.keys}  # not all of Llama's are OLMo's
 
@@ -163,6 +171,7 @@ class Olmo(Llama):
         family.NO_QK_NORM,
         family.NO_EMBEDDING_NORM,
         family.NORM_BEFORE,
+        family.NO_WINDOWS,
     )
     keys: ClassVar[ConfigKeys] = {
         **without("head_dim", "mlp_bias", "rms_norm_eps"),
@@ -197,6 +206,7 @@ class Olmoe(Llama):
         ),
         family.NO_EMBEDDING_NORM,
         family.NORM_BEFORE,
+        family.NO_WINDOWS,
     )
     keys: ClassVar[ConfigKeys] = without("head_dim", "mlp_bias") | {
         "rms_norm_eps": (1e-5, lambda m: m.norm.eps),

@@ -32,6 +32,7 @@ def split_sequence(decoder: Decoder, mesh: DeviceMesh) -> None:
     if mesh.size() == 1:
         return
     decoder.places = SequencePart.here(mesh).places
+    decoder.sequence_parts = mesh.size()
     for layer in cast("list[Layer]", list(decoder.layers.values())):
         layer.attention.core = ContextCore(layer.attention.core, mesh)
 
@@ -75,7 +76,7 @@ class ContextCore(AttentionCore):
     ``flex_attention`` takes all of them at once, and leaves out the blocks that no query sees.
     Other kernels take one chunk of queries after the other, each up to its own end: chunk i of
     2 C computes on i + 1 chunks of keys, the two of a rank on 2 C + 1. Either way the work is
-    balanced. On a CPU slopes and documents need a dense mask of the same pairs.
+    balanced. On a CPU slopes, documents and windows need a dense mask of the same pairs.
     """
 
     in_one_graph = False  # it ends where ranks gather, and where torch makes a mask

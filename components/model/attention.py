@@ -21,6 +21,7 @@ from components.attention_backends import (
     check_order,
     serving,
 )
+from components.attention_windows import Window, check_windows
 from components.errors import RecipeError
 from components.model import attention_kernels
 from components.model.attention_kernels import ScoreChange
@@ -42,8 +43,8 @@ class QueryBlock(NamedTuple):
 class ForwardScope:
     """What the layers of one forward pass share, computed once; plain, like ``Placement``.
 
-    ``documents`` are those of the whole sequence, of which the tokens at hand may be a part;
-    ``mask`` is what an earlier stage has made of them.
+    ``documents`` are those of the whole sequence, of which the tokens at hand may be a part of
+    its ``length``; ``mask`` is what an earlier stage has made of them.
     """
 
     def __init__(
@@ -52,10 +53,29 @@ class ForwardScope:
         placement: Placement,
         documents: Int[Tensor, "batch whole"] | None,
         mask: CausalMask | None = None,
+        length: int | None = None,
     ) -> None:
         self.placement = placement
         self.mask = mask or CausalMask(places=placement.places, documents=documents)
+        self.length = length or len(placement.places)
         self._dense: dict[tuple[Heads, torch.dtype, QueryBlock | None], Tensor] = {}
+        self._narrower: dict[int, ForwardScope] = {}
+
+    def within(self, window: int | None) -> "ForwardScope":
+        """Return what the layers with this window share, of ``None`` those without one.
+
+        A window as long as the sequence hides nothing.
+        """
+        if window is None or (window >= self.length and self.placement.local is None):
+            return self
+        if window not in self._narrower:
+            self._narrower[window] = ForwardScope(
+                placement=self.placement.in_windows,
+                documents=None,
+                mask=self.mask.within(window) if window < self.length else self.mask,
+                length=self.length,
+            )
+        return self._narrower[window]
 
     @property
     def is_plain(self) -> bool:
@@ -111,13 +131,14 @@ class Attention(nn.Module):
     ``qk_norm`` normalizes queries and keys before they are turned: over their whole projected
     width (OLMoE, https://arxiv.org/abs/2409.02060, section 4.2.5), or ``qk_norm_over`` each
     head by itself, with the same weights in all (Qwen3, https://arxiv.org/abs/2505.09388,
-    section 2). ``turns`` says whether this layer rotates where the positions do.
+    section 2). ``windows`` are those of all layers (`components.attention_windows`), ``window``
+    is this one's; ``turns`` says whether this layer rotates where the positions do.
 
     ``layer_scaling`` records that the published run divided scores by the layer's number and
     multiplied them back in the softmax (Megatron): in float32 scores, as here, that cancels.
 
     Raises:
-        RecipeError: the groups do not divide the heads.
+        RecipeError: the groups do not divide the heads, or there is a window that is none.
     """
 
     def __init__(
@@ -133,8 +154,10 @@ class Attention(nn.Module):
         dropout: BelowOne,
         backends: Sequence[Backend],
         qk_norm_over: Literal["all_heads", "each_head"] = "all_heads",
+        windows: Sequence[Window] = ("full",),
     ) -> None:
         super().__init__()
+        check_windows(windows)
         if num_heads % num_kv_heads:
             divisors = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
             problem = f"{num_kv_heads} does not divide num_heads = {num_heads}"
@@ -146,6 +169,8 @@ class Attention(nn.Module):
         self.first_head = 0
         self.layer_scaling = layer_scaling
         self.turns = True
+        self.windows = tuple(windows)
+        self.window: int | None = None
         self.query = Linear(dim, query_dim, bias=bias)
         self.key = Linear(dim, key_dim, bias=bias)
         self.value = Linear(dim, key_dim, bias=bias)

@@ -6,7 +6,6 @@ where a pipeline stage holds only some of the layers; what a Hugging Face Llama 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from typing import Literal, cast
 
 import torch
@@ -14,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
+from components.attention_windows import window_of
 from components.errors import RecipeError
 from components.model.attention import Attention, ForwardScope
 from components.model.initialization import Normal
@@ -83,7 +83,8 @@ class Decoder(nn.Module):
 
     ``documents``, where given, number the document of each token of the whole sequence; a token
     then attends to its own document only. ``mask``, where given, is that of an earlier stage.
-    ``places`` says where in the sequence the tokens at hand stand.
+    ``places`` says where in the sequence, of so many ``sequence_parts``, the tokens at hand
+    stand.
     ``init_from`` names the folder of weights that a run begins with, or is ``none``. Where a
     recipe says no ``norm_placement``, layers norm what their branches are fed.
 
@@ -135,6 +136,7 @@ class Decoder(nn.Module):
         self.positions = positions(dim=dim, num_heads=heads.num_heads, head_dim=heads.head_dim)
         for index, layer in enumerate(layers):
             layer.attention.turns = self.positions.turns(index)
+            layer.attention.window = window_of(heads.windows, index)
         self.layers = nn.ModuleDict({str(index): layer for index, layer in enumerate(layers)})
         self.final_norm = norm(dim=dim)
         # Tied, the embedding's weight is used, not shared: a shared parameter parts from its
@@ -142,6 +144,7 @@ class Decoder(nn.Module):
         self.head = None if tied_embeddings else Head(dim=dim, rows=padded_vocab_size)
         self.readout = Readout()  # of the embedding's rows, where tied
         self.sequence_slices = 1
+        self.sequence_parts = 1
         # The first token at 0, each of the others one further.
         self.places = lambda length, device: torch.arange(length, device=device)
 
@@ -161,12 +164,9 @@ class Decoder(nn.Module):
         places = self._places(inputs)
         placement = self.positions(places) if self.positions else Placement(places=places)
         hidden = inputs if inputs.is_floating_point() else self._embed(inputs, placement)
-        scope = ForwardScope(placement=placement, documents=documents, mask=mask)
-        layers = cast("Iterable[Layer]", self.layers.values())
-        for layer in islice(layers, 1):
-            layer.attention.prepare(hidden, scope)
-        for layer in layers:
-            hidden = layer(hidden, scope)
+        scope = self._scope(hidden, placement, documents, mask)
+        for layer in cast("Iterable[Layer]", self.layers.values()):
+            hidden = layer(hidden, scope.within(layer.attention.window))
         if self.final_norm is None:
             return hidden
         hidden = self.final_norm(hidden)
@@ -174,6 +174,21 @@ class Decoder(nn.Module):
             return cast("Tensor", self.head(hidden, targets))
         assert self.embedding is not None, "a tied last stage needs the embedding's rows"
         return cast("Tensor", self.readout(hidden, self.embedding.weight, targets))
+
+    def _scope(
+        self,
+        hidden: Tensor,
+        placement: Placement,
+        documents: Tensor | None,
+        mask: CausalMask | None,
+    ) -> ForwardScope:
+        """Make what the layers share, and let one of each window prepare its own."""
+        length = len(placement.places) * self.sequence_parts
+        scope = ForwardScope(placement=placement, documents=documents, mask=mask, length=length)
+        layers = cast("list[Layer]", list(self.layers.values()))
+        for window, layer in {one.attention.window: one for one in layers}.items():
+            layer.attention.prepare(hidden, scope.within(window))
+        return scope
 
     def mask(
         self,

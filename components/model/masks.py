@@ -1,7 +1,7 @@
-"""Causal and document masks: which keys a query sees, as tensors, functions or blocks.
+"""Masks by documents and windows: which keys a query sees, as tensors, functions or blocks.
 
-A query sees the keys from the first place of its document up to its own place. These two
-numbers a query are all that is kept; a dense mask is made for CPUs alone.
+A query sees the keys from the first place of its document, or of its window, up to its own
+place. These two numbers a query are all that is kept; a dense mask is made for CPUs alone.
 """
 
 import torch
@@ -27,6 +27,17 @@ class CausalMask:
         self.places = places
         self.starts = None if documents is None else first_places(documents)[:, places]
         self._blocks: dict[int, BlockMask] = {}
+        self._narrower: dict[int, CausalMask] = {}
+
+    def within(self, window: int) -> "CausalMask":
+        """Return the mask whose queries see ``window`` of these keys at most, made once."""
+        if window not in self._narrower:
+            firsts = (self.places - window + 1).clamp(min=0)[None]
+            narrower = CausalMask(places=self.places, documents=None)
+            starts = firsts if self.starts is None else torch.maximum(self.starts, firsts)
+            narrower.starts = starts
+            self._narrower[window] = narrower
+        return self._narrower[window]
 
     def dense(self, queries: slice, keys: int) -> Bool[Tensor, "#batch 1 queries keys"]:
         """Say of some of the queries which of the first ``keys`` places they see."""
@@ -62,9 +73,15 @@ class CausalMask:
         if length % BLOCK:  # queries that are not there see nothing
             whole = whole & (torch.arange(rows, device=places.device) < rows - 1)[:, None]
 
+        # Windows alone are the same in all rows of a batch, and so kept once.
+        alike = None if starts is None or len(starts) > 1 else starts[0]
+
         def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             causal = key <= places[query]
-            return causal if starts is None else causal & (key >= starts[batch, query])
+            if starts is None:
+                return causal
+            start = starts[batch, query] if alike is None else alike[query]
+            return causal & (key >= start)
 
         return BlockMask.from_kv_blocks(
             *_counted(seen & ~whole),

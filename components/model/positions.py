@@ -34,8 +34,9 @@ class Rotation:
 class Placement:
     """What positions do to one forward pass; what a kind of positions does not do is ``None``.
 
-    ``embedded`` is added to the embeddings, ``rotation`` turns queries and keys, and a score
-    falls by its head's slope for every place that the key lies behind the query. A plain class:
+    ``embedded`` is added to the embeddings, ``rotation`` turns queries and keys, ``local``
+    those of layers with a window where they turn in another way, and a score falls by its
+    head's slope for every place that the key lies behind the query. A plain class:
     ``fully_shard`` would cast the tensors of dataclasses and tuples to bfloat16.
     """
 
@@ -45,12 +46,21 @@ class Placement:
         places: Int[Tensor, " seq"],
         embedded: Float[Tensor, "seq dim"] | None = None,
         rotation: Rotation | None = None,
+        local: Rotation | None = None,
         slopes: Float[Tensor, " heads"] | None = None,
     ) -> None:
         self.places = places
         self.embedded = embedded
         self.rotation = rotation
+        self.local = local
         self.slopes = slopes
+
+    @property
+    def in_windows(self) -> "Placement":
+        """What positions do in the layers with a window."""
+        if self.local is None:
+            return self
+        return Placement(places=self.places, rotation=self.local, slopes=self.slopes)
 
 
 class Positions(nn.Module):
@@ -77,7 +87,8 @@ class Rotary(Positions):
     Pair ``i`` turns by ``position * base ** (-2 i / head_dim)``, https://arxiv.org/abs/2104.09864,
     section 3.2.2. Pairs are ``(i, i + head_dim / 2)`` as in GPT-NeoX, Megatron and Hugging Face
     checkpoints; the paper and Meta's Llama pair ``(2 i, 2 i + 1)``. A
-    ``scaling`` slows pairs down.
+    ``scaling`` slows pairs down. Layers with a window turn by ``local_base``, where there is
+    one, and are not slowed (Gemma 3, https://arxiv.org/abs/2503.19786, section 2).
 
     Raises:
         RecipeError: ``head_dim`` is odd.
@@ -91,6 +102,7 @@ class Rotary(Positions):
         head_dim: int,
         base: Positive,
         scaling: Scaling | None = None,
+        local_base: Positive | None = None,
     ) -> None:
         super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim)
         if head_dim % 2:
@@ -99,17 +111,23 @@ class Rotary(Positions):
             raise RecipeError("model.attention.head_dim", problem, remedy)
         self.base = base
         self.scaling = scaling
-        self.magnitude = 1.0 if scaling is None else scaling.magnitude
+        self.local_base = local_base
 
     def forward(self, places: Int[Tensor, " seq"]) -> Placement:
+        rotation, local = self._rotation(places, self.base, self.scaling), None
+        if self.local_base is not None:
+            local = self._rotation(places, self.local_base, None)
+        return Placement(places=places, rotation=rotation, local=local)
+
+    def _rotation(self, places: Tensor, base: float, scaling: Scaling | None) -> Rotation:
         channels = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=places.device)
-        frequencies = 1.0 / self.base ** (channels / self.head_dim)
-        if self.scaling is not None:
-            frequencies = self.scaling(frequencies, base=self.base)
+        frequencies, magnitude = 1.0 / base ** (channels / self.head_dim), 1.0
+        if scaling is not None:
+            frequencies = scaling(frequencies, base=base)
+            magnitude = scaling.magnitude
         angles = torch.outer(places.float(), frequencies)[:, None]  # (seq, 1, half)
-        cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
-        rotation = Rotation(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))
-        return Placement(places=places, rotation=rotation)
+        cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
+        return Rotation(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))
 
 
 class InterleavedRotary(Rotary):
@@ -128,9 +146,10 @@ class InterleavedRotary(Rotary):
         base: Positive,
         skip_every: Layers,
         scaling: Scaling | None = None,
+        local_base: Positive | None = None,
     ) -> None:
         heads = {"num_heads": num_heads, "head_dim": head_dim}
-        super().__init__(dim=dim, **heads, base=base, scaling=scaling)
+        super().__init__(dim=dim, **heads, base=base, scaling=scaling, local_base=local_base)
         self.skip_every = skip_every
 
     @override

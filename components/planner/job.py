@@ -101,7 +101,8 @@ class TrainingJob:
     kept of each weight for each microbatch in flight. ``reduce_bytes`` are sent of each
     gradient, ``gather_bytes`` of each weight; the gradient that a weight gets has as many.
     A checkpoint has ``saved_bytes``. ``even_load`` says that routing is forced to be uniform,
-    ``muon`` that hidden matrices have one moment.
+    ``muon`` that hidden matrices have one moment. Layers with a window may have another kernel:
+    ``attention_passes`` is then the mean, and one that is not fused counts for all.
     """
 
     shape: ModelShape
@@ -123,7 +124,7 @@ class TrainingJob:
     recompute: Recompute
     dropout: bool
     fused_attention: bool
-    attention_passes: int
+    attention_passes: float
     compiled: bool = False
     expert_path: ExpertPath = "grouped"
     even_load: bool = False
@@ -146,6 +147,7 @@ def job_of(recipe: Recipe) -> TrainingJob:
     parallelism = recipe.parallelism
     layers = recipe.derived.layers_by_stage
     devices = recipe.cluster.devices_per_node
+    kernels = attention_backends(recipe).values()
     return TrainingJob(
         shape=recipe.shape,
         layout=layout_of(parallelism, layers=layers, devices_per_node=devices),
@@ -156,7 +158,7 @@ def job_of(recipe: Recipe) -> TrainingJob:
         **number_bytes(recipe.precision, parallelism),
         recompute=parallelism.recompute,
         dropout=bool(recipe.model.get("dropout")),
-        fused_attention=attention_backends(recipe)[:1] != ("math",),
+        fused_attention=all(order[:1] != ("math",) for order in kernels),
         attention_passes=attention_passes(recipe),
         compiled=parallelism.compile != "none",
         expert_path=_expert_path(recipe),

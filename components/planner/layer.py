@@ -194,17 +194,19 @@ def _product_seconds(
 def _attention_seconds(
     job: TrainingJob, reached: float, hardware: Hardware, speed: SoftwareSpeed
 ) -> float:
-    """Take queries times keys and weights times values, of which a causal mask leaves half.
+    """Take queries times keys and weights times values, of the pairs that a mask leaves.
 
-    2 x 2 tokens x length x width / 2 (Narayanan et al. 2021, arXiv 2104.04473, appendix).
-    Unfused, all of both products is computed and the matrix goes four times through memory
-    (Dao et al. 2022, arXiv 2205.14135, algorithm 0).
+    Of a causal one 2 x 2 tokens x length x width / 2 (Narayanan et al. 2021, arXiv 2104.04473,
+    appendix); with windows the mean over all layers, whatever their rank. Unfused, all of both
+    products is computed and the matrix goes four times through memory (Dao et al. 2022, arXiv
+    2205.14135, algorithm 0).
     """
     attention, tensor = job.shape.attention, job.layout.tensor
-    pairs = job.microbatch_tokens * job.sequence_length * attention.num_heads / tensor
-    pairs *= job.attention_passes
+    queries = job.microbatch_tokens * attention.num_heads / tensor * job.attention_passes
     if job.fused_attention:
-        return 2.0 * pairs * attention.head_dim / (reached * speed.attention_fraction)
+        seen = queries * job.shape.causal_keys(job.sequence_length) / job.shape.num_layers
+        return 4.0 * seen * attention.head_dim / (reached * speed.attention_fraction)
+    pairs = queries * job.sequence_length
     products = 4.0 * pairs * attention.head_dim / (reached * speed.product_fraction)
     return products + 4 * 2 * pairs / (hardware.memory_gigabytes_per_second * 1e9)
 

@@ -310,9 +310,9 @@ def _hardware_flops(job: TrainingJob, full: float) -> float:
     forward = sum(product.flops for product in layer_products(job)) * job.layout.tensor
     width = job.shape.attention.num_heads * job.shape.attention.head_dim
     again = products * forward / job.microbatch_tokens
-    core = 4 * width * job.sequence_length
-    again += passes * attention * core
     layers = job.shape.num_layers
+    core = 4 * width * sum(job.shape.visible_keys(job.sequence_length)) / layers
+    again += passes * attention * core
     recomputed = -(-layers // job.layout.recompute_every)
     return full + recomputed * again + layers * 3 * (passes - 1) * core
 
@@ -324,7 +324,7 @@ def flops_by_convention(
 
     The same run has other TFLOP/s in each: a rate without its convention compares with nothing.
     N are the parameters that a token is multiplied with, L layers, h the attention's width, s
-    the sequence.
+    the sequence, or the window of a layer that has one.
 
     ``full`` 6 N + 12 L h s (torchtitan, OLMo-core, MosaicML's llm-foundry, nanotron's counter);
     ``causal`` 6 N + 6 L h s (Megatron-Bridge, MaxText); ``causal_recomputed_attention``
@@ -336,7 +336,8 @@ def flops_by_convention(
     query's.
     """
     flops = FlopsPerToken.of(shape, sequence_length)
-    once = (flops.full - flops.causal) / 6  # L h s
+    width = shape.attention.num_heads * shape.attention.head_dim
+    once = 2 * width * shape.causal_keys(sequence_length)  # L h s
     again = shape.vocab_size * shape.dim if shape.tied_embeddings and pipeline > 1 else 0
     logged = _megatron_logged(shape, sequence_length)
     return {

@@ -8,6 +8,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from components.attention_backends import check_order
+from components.attention_windows import KEY as WINDOWS
+from components.attention_windows import check_windows
 from components.config.batch_ramp import check_microbatches, nearest_multiples
 from components.config.rules import engine
 from components.config.rules.layout import check_degrees
@@ -132,6 +134,12 @@ def check_model(model: Mapping[str, Any]) -> None:
         raise RecipeError("model.attention.head_dim", problem, remedy)
     if "backends" in attention:
         check_order(attention["backends"])
+    check_windows(attention.get("windows", ("full",)))
+    base = _at(model, "positions").get("local_base")
+    if base is not None and set(attention.get("windows", ("full",))) == {"full"}:
+        problem = f"{base:g} is for layers with a window, and there is none"
+        remedy = f"set {WINDOWS}=[4096, full], or leave it out"
+        raise RecipeError("model.positions.local_base", problem, remedy)
     row, rows = _at(model, "initialization").get("padding_row"), model["padded_vocab_size"]
     if row is not None and not 0 <= row < rows:
         problem = f"there is no row {row} among {rows:,}"

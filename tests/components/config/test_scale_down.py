@@ -134,6 +134,25 @@ def test_one_layer_at_least_of_those_that_do_not_rotate_stays() -> None:
         assert shape.positions.turned_layers(shape.num_layers) < shape.num_layers
 
 
+def test_windows_keep_their_part_of_the_sequence_and_a_pattern_its_end() -> None:
+    for pattern, layers, sequence, expected in (
+        ([512, 512, 512, "full"], 32, 1_024, (128, 128, 128, "full")),
+        ([100, 1, 512, 512, 512, "full"], 32, 1_024, (128, 128, 128, "full")),
+        ([2_048], 32, 1_024, (512,)),  # hides nothing before, and nothing after
+        ([64, "full"], 2, 256, (64, "full")),
+    ):
+        changed = {
+            "model.num_layers": layers,
+            "model.attention.windows": pattern,
+            "budget.sequence_length": sequence,
+        }
+        small = compose_own(changed, "scale=mini")
+        assert small.budget.sequence_length == 256
+        assert small.shape.attention.windows == expected
+    named = compose_own(changed, "scale=mini", "model.attention.windows=[full,7]")
+    assert named.shape.attention.windows == ("full", 7)
+
+
 def test_a_recipe_whose_home_is_here_trains_at_its_own_size() -> None:
     wide = {"model.dim": 512, "model.mlp.ffn_dim": 1_024}
     assert compose_own(wide).scale.name == "mini"

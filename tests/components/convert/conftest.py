@@ -203,12 +203,36 @@ def smollm3_slowed() -> Section:
     return _slowed(smollm3(), "YarnScaling", **numbers)
 
 
+def olmo3() -> Section:
+    """Two layers of three see five keys; of four the last one does, too."""
+    section = _slowed(
+        olmo2(), "YarnScaling", original_tokens=12, beta_fast=1.0, beta_slow=0.03125
+    )
+    section["positions"] |= {"local_base": ROTARY["base"]}
+    section["attention"] |= {"windows": [5, 5, "full"]}
+    return section | {"num_layers": 4}
+
+
+def olmo3_in_one_length() -> Section:
+    """Without a scaling all layers turn alike; every second one has a window."""
+    section = olmo2()
+    section["attention"] |= {"windows": [5, "full"]}
+    return section
+
+
+def mistral() -> Section:
+    section = llama()
+    section["attention"] |= {"windows": [5]}
+    return section
+
+
 SECTIONS = {
     make.__name__: make
     for make in (
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
         *(olmoe, olmoe_renormalized, olmo2, qwen3, smollm3),
         *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed),
+        *(olmo3, olmo3_in_one_length, mistral),
     )
 }
 

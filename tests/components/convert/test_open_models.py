@@ -75,22 +75,79 @@ QWEN3: Config = {  # Qwen/Qwen3-8B, config.json
     "use_sliding_window": False,
     "vocab_size": 151_936,
 }
+# The keys of allenai/Olmo-3-1025-7B, config.json, with the values of OLMo-core (fa6c501):
+# olmo3_7B in nn/transformer/config.py, and the third stage in scripts/official/OLMo3.
+OLMO3_FIRST: Config = {
+    "model_type": "olmo3",
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 4_096,
+    "intermediate_size": 11_008,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    "max_position_embeddings": 8_192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 500_000,
+    "sliding_window": 4_096,
+    "tie_word_embeddings": False,
+    "vocab_size": 100_352,
+}
+OLMO3_FIRST |= {"layer_types": 8 * OLMO3_FIRST["layer_types"]}
+OLMO3: Config = OLMO3_FIRST | {
+    "max_position_embeddings": 65_536,
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8_192,
+        "rope_type": "yarn",
+    },
+    "vocab_size": 100_278,
+}
+OLMO3_32B = dict(OLMO3, hidden_size=5_120, intermediate_size=27_648, num_hidden_layers=64)
+OLMO3_32B |= {"num_attention_heads": 40, "num_key_value_heads": 8}
+OLMO3_32B |= {"layer_types": 2 * OLMO3["layer_types"]}
+MISTRAL: Config = {  # mistralai/Mistral-7B-v0.1, config.json
+    "model_type": "mistral",
+    "hidden_act": "silu",
+    "hidden_size": 4_096,
+    "intermediate_size": 14_336,
+    "max_position_embeddings": 32_768,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10_000.0,
+    "sliding_window": 4_096,
+    "tie_word_embeddings": False,
+    "vocab_size": 32_000,
+}
 # The smallest of the same series (arXiv 2505.09388, table 1), whose ends are tied.
 QWEN3_06B = dict(QWEN3, hidden_size=1_024, intermediate_size=3_072, num_hidden_layers=28)
 QWEN3_06B |= {"num_attention_heads": 16, "tie_word_embeddings": True}
 
-# By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B and 8.2 B.
+# By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B, 8.2 B, 7 B, 32 B, 7.24 B.
 COUNTS: dict[str, tuple[Config, int]] = {
     "OLMo-2 1B": (OLMO2, 1_484_916_736),
     "OLMo-2 7B": (OLMO2_7B, 7_298_617_344),
     "SmolLM3-3B": (SMOLLM3, 3_075_098_624),
     "Qwen3-0.6B": (QWEN3_06B, 596_049_920),
     "Qwen3-8B": (QWEN3, 8_190_735_360),
+    "OLMo-3 7B, first stage": (OLMO3_FIRST, 7_298_617_344),
+    "OLMo-3 7B": (OLMO3, 7_298_011_136),
+    "OLMo-3 32B, first stage": (OLMO3_32B | {"vocab_size": 100_352}, 32_234_279_936),
+    "OLMo-3 32B": (OLMO3_32B, 32_233_522_176),
+    "Mistral 7B": (MISTRAL, 7_241_732_096),
 }
 PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "olmo2": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "qwen3": {"qk_norm_over": "each_head"},
     "smollm3": {},
+    "olmo3": {"norm_placement": "after", "qk_norm_over": "all_heads"},
+    "mistral": {},
 }
 
 
@@ -104,6 +161,13 @@ def section_of(config: Config) -> Section:
     if every := config.get("no_rope_layer_interval"):
         positions |= {"_target_": "components.model.positions.InterleavedRotary"}
         positions["skip_every"] = every
+    if scaling := config.get("rope_scaling"):
+        numbers = {key: scaling[key] for key in ("factor", "beta_fast", "beta_slow")}
+        numbers |= {"_target_": "components.model.rotary_scaling.YarnScaling"}
+        numbers["original_tokens"] = scaling["original_max_position_embeddings"]
+        positions |= {"scaling": numbers, "local_base": positions["base"]}
+    window = config.get("sliding_window")
+    types = config.get("layer_types", ["sliding_attention" if window else "full_attention"])
     heads = config["num_attention_heads"]
     return {
         "_target_": "components.model.decoder.Decoder",
@@ -129,6 +193,7 @@ def section_of(config: Config) -> Section:
             "layer_scaling": False,
             "dropout": 0.0,
             "backends": ["flash"],
+            "windows": [window if kind == "sliding_attention" else "full" for kind in types],
         },
         "mlp": {
             "_target_": "components.model.mlp.MLP",
@@ -188,11 +253,41 @@ def test_layers_without_rotation_follow_from_their_interval() -> None:
     assert family.stated(other) != family.shape(features)
 
 
+def test_windows_follow_from_their_interval_and_rotations_from_either_spelling() -> None:
+    features = read_features(section_of(OLMO3))
+    family = choose_family(features)
+    ours = family.shape(features)
+    silent = {key: value for key, value in OLMO3.items() if key != "layer_types"}
+    assert family.stated(silent) == ours
+    newer = {key: value for key, value in OLMO3.items() if not key.startswith("rope")}
+    both = dict(ours["rope_parameters"])
+    assert both["sliding_attention"] == {"rope_type": "default", "rope_theta": 500_000}
+    assert both["full_attention"]["rope_type"] == "yarn"
+    assert family.stated(newer | {"rope_parameters": both}) == ours
+    slowed = dict.fromkeys(both, both["full_attention"])
+    assert family.stated(newer | {"rope_parameters": slowed}) != ours
+    faster = {"rope_type": "default", "rope_theta": 10_000.0}
+    other = {"rope_parameters": both | {"sliding_attention": faster}}
+    assert family.stated(newer | other) != ours
+    assert family.stated(OLMO3 | {"layer_types": ["full_attention"] * 32}) != ours
+    hot = {"rope_scaling": OLMO3["rope_scaling"] | {"attention_factor": 1.3}}
+    assert family.stated(OLMO3 | hot) != ours
+
+
 SMALLER: Config = {"hidden_size": 64, "intermediate_size": 172, "vocab_size": 301}
+FEWER: Config = {"num_attention_heads": 4, "num_key_value_heads": 2}
 SMALL: dict[str, Config] = {
     "olmo2": OLMO2 | SMALLER | {"num_hidden_layers": 3},
     "smollm3": SMOLLM3 | SMALLER | {"num_hidden_layers": 5},
     "qwen3": QWEN3 | SMALLER | {"num_hidden_layers": 3, "head_dim": 8},
+    # Windows and the length before it was made longer are less than the 64 tokens read.
+    "olmo3": OLMO3
+    | SMALLER
+    | FEWER
+    | {"num_hidden_layers": 5, "sliding_window": 11, "max_position_embeddings": 128}
+    | {"layer_types": OLMO3["layer_types"][:5]}
+    | {"rope_scaling": OLMO3["rope_scaling"] | {"original_max_position_embeddings": 16}},
+    "mistral": MISTRAL | SMALLER | FEWER | {"num_hidden_layers": 3, "sliding_window": 11},
 }
 
 

@@ -46,6 +46,7 @@ class Core(NamedTuple):
     slopes: bool = False
     documents: bool = False
     flex: bool = False
+    window: int | None = None
 
 
 @cache
@@ -118,9 +119,9 @@ def _scope(core: Core, places: Tensor) -> ForwardScope:
     ends = torch.zeros(2, CORE_LENGTH, dtype=torch.long)
     ends[0, 5], ends[0, 21], ends[1, 16] = 1, 1, 1
     placement = Placement(places=places, slopes=slopes)
-    return ForwardScope(
-        placement=placement, documents=ends.cumsum(1) if core.documents else None
-    )
+    documents = ends.cumsum(1) if core.documents else None
+    scope = ForwardScope(placement=placement, documents=documents, length=CORE_LENGTH)
+    return scope.within(core.window)
 
 
 def _mixed_and_gradients(

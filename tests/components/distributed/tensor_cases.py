@@ -1,7 +1,7 @@
 """What every rank does in the tests of tensor parallelism: a split copy beside the whole."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Literal, NamedTuple
 
@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from components.attention_backends import BACKENDS
+from components.attention_windows import Window
 from components.distributed.tensor import split_tensors
 from components.model.attention import Attention
 from components.model.decoder import Decoder
@@ -48,6 +49,7 @@ class Parts(NamedTuple):
     rows: int = 64
     norm_placement: Literal["before", "after"] = "before"
     qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
+    windows: Sequence[Window] = ("full",)
 
 
 class Difference(NamedTuple):
@@ -77,6 +79,7 @@ def build(parts: Parts) -> Decoder:
             dropout=parts.attention_dropout,
             backends=BACKENDS,
             qk_norm_over=parts.qk_norm_over,
+            windows=parts.windows,
         ),
         mlp=parts.mlp,
         norm=parts.norm,

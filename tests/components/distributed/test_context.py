@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from components.distributed.context import SequencePart
-from components.model.positions import Alibi, Learned
+from components.model.positions import Alibi, Learned, Rotary
 from tests.components.distributed.context_cases import (
     CORE_LENGTH,
     Core,
@@ -38,6 +38,9 @@ CORES = {
     "slopes": Core(slopes=True),
     "documents": Core(documents=True),
     "grouped, slopes, documents": Core(num_kv_heads=2, slopes=True, documents=True),
+    # Longer than a rank's own part, shorter than the sequence.
+    "window": Core(window=CORE_LENGTH - 3),
+    "narrow window, slopes, documents": Core(window=3, slopes=True, documents=True),
 }
 LLAMA = Parts()
 BLOOM = Parts(
@@ -49,6 +52,12 @@ BLOOM = Parts(
     mlp=GELU,
     norm=LAYER_NORM,
     embedding_norm=LAYER_NORM,
+)
+# A window, none, and one longer than a rank's part; those with one turn otherwise.
+WINDOWED = Parts(
+    positions=partial(Rotary, base=10_000.0, local_base=100.0),
+    windows=(5, "full", LENGTH - 2),
+    num_layers=3,
 )
 LEARNED = Parts(num_kv_heads=8, tied=True, positions=partial(Learned, num_positions=LENGTH))
 
@@ -125,15 +134,23 @@ def assert_small(differences: list[Difference]) -> None:
 
 
 @pytest.mark.parametrize("documents", [False, True], ids=["crossing", "documents"])
-@pytest.mark.parametrize("model", [LLAMA, BLOOM, LEARNED], ids=["llama", "bloom", "learned"])
+@pytest.mark.parametrize(
+    "model",
+    [LLAMA, BLOOM, LEARNED, WINDOWED],
+    ids=["llama", "bloom", "learned", "windowed"],
+)
 def test_a_decoder_on_two_ranks_equals_one_process(
     two_ranks: Ranks, model: Parts, documents: bool
 ) -> None:
     assert_small(two_ranks(compare, model, 1, False, documents))
 
 
-@pytest.mark.quick("sliced-llama", "whole-bloom")
-@pytest.mark.parametrize("model", [LLAMA, BLOOM, LEARNED], ids=["llama", "bloom", "learned"])
+@pytest.mark.quick("sliced-llama", "whole-bloom", "sliced-windowed")
+@pytest.mark.parametrize(
+    "model",
+    [LLAMA, BLOOM, LEARNED, WINDOWED],
+    ids=["llama", "bloom", "learned", "windowed"],
+)
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "sliced"])
 def test_tensor_ranks_split_what_a_context_rank_holds(
     four_ranks: Ranks, model: Parts, sequence_parallel: bool

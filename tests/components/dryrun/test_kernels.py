@@ -94,6 +94,19 @@ def test_attention_takes_the_kernel_that_the_order_comes_to(
     assert any("softmax" in name for name in names) == (not taken)
 
 
+@pytest.mark.parametrize(("window", "passes"), [(15, 2), (16, 1), (None, 1)])
+def test_windows_that_hide_a_key_take_flex_and_others_the_first_of_the_order(
+    window: int | None, passes: int
+) -> None:
+    """With dropout flex has two passes, by which it is known."""
+    core = AttentionCore(dropout=0.1, backends=["flash", "flex"])
+    with FakeTensorMode(), device_kernels("cuda"), Seen() as seen:
+        heads = torch.empty(2, 4, 16, 8, dtype=torch.bfloat16, requires_grad=True)
+        scope = ForwardScope(placement=Placement(places=torch.arange(16)), documents=None)
+        core(heads, heads, heads, scope.within(window), first_head=0)
+    assert sum("flash_attention" in name for name in seen.names) == passes
+
+
 def test_functions_are_themselves_again_afterwards() -> None:
     before = F.rms_norm
     with device_kernels("cuda"):

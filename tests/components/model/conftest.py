@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 from components.attention_backends import BACKENDS, Backend
+from components.attention_windows import Window
 from components.model.attention import Attention
 from components.model.decoder import Decoder
 from components.model.initialization import Normal
@@ -44,6 +45,7 @@ def _small_decoder(
     std: float = 0.2,
     padding_row: int | None = None,
     norm_placement: Literal["before", "after"] = "before",
+    windows: Sequence[Window] = ("full",),
 ) -> Decoder:
     return Decoder(
         dim=dim,
@@ -63,6 +65,7 @@ def _small_decoder(
             dropout=attention_dropout,
             backends=backends,
             qk_norm_over=qk_norm_over,
+            windows=windows,
         ),
         mlp=mlp,
         norm=norm,

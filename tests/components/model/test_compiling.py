@@ -15,7 +15,7 @@ from components.model.attention import ForwardScope
 from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.model.moe import Experts, expert_layers
-from components.model.positions import Alibi, InterleavedRotary, Placement
+from components.model.positions import Alibi, InterleavedRotary, Placement, Rotary
 from components.model.recompute import checkpoint_activations
 from components.torch_internals.operators import count_graphs
 from components.versions import release_of
@@ -147,6 +147,18 @@ def test_layers_that_do_not_rotate_share_a_second_graph(small_decoder: Build) ->
     before = count_graphs()
     compare(plain, model, torch.randint(61, (2, 19)))
     assert count_graphs() - before == 2
+
+
+@pytest.mark.long
+def test_layers_of_each_window_share_a_graph(small_decoder: Build) -> None:
+    turned = partial(Rotary, base=10_000.0, local_base=100.0)
+    settings = {"positions": turned, "num_layers": 12, "windows": [5, 7, "full"]}
+    plain = randomized(small_decoder(**settings)).double()
+    model = copy.deepcopy(plain)
+    compile_layers(model, "layers", recompute="selective")
+    before = count_graphs()
+    compare(plain, model, torch.randint(61, (2, 19)))
+    assert count_graphs() - before == 3
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """The conventions against the figures that their users printed."""
 
 import pytest
+import torch
 
 from benchmarks.planning.measured import read_rows
 from benchmarks.planning.planner_accuracy import DATA
@@ -35,6 +36,22 @@ def test_llama_3_8b_at_8192_has_57_9_gigaflops_full_and_51_5_causal() -> None:
     assert round(flops["full"] / 1e9, 1) == 57.9
     assert round(flops["causal"] / 1e9, 2) == 51.47
     assert flops["causal_recomputed_attention"] - flops["causal"] == 32 * 4_096 * 8_192
+
+
+def test_windows_count_for_the_sequence_and_causal_what_a_mask_of_them_leaves() -> None:
+    """A causal mask of 64 tokens has 2,080 pairs, which count 2,048; a window's have 904."""
+    attention = LLAMA_3_8B.attention.model_copy(update={"windows": (16, 16, 64, "full")})
+    shape = LLAMA_3_8B.model_copy(update={"attention": attention})
+    behind = torch.arange(64)[:, None] - torch.arange(64)
+    pairs = [int(((behind >= 0) & (behind < window)).sum()) for window in (16, 64)]
+    assert pairs == [904, 2_080]
+    halves = [904 - 16 / 2, 2_080 - 64 / 2]  # of its own token each query counts half
+    assert shape.causal_keys(64) == (16 * halves[0] + 16 * halves[1]) / 64
+    flops, plain = (flops_by_convention(one, 64, pipeline=1) for one in (shape, LLAMA_3_8B))
+    assert plain["full"] - flops["full"] == 12 * 16 * 4_096 * (64 - 16)
+    causal = 12 * 4_096 * shape.causal_keys(64)
+    assert flops["causal"] == plain["full"] - 12 * 32 * 4_096 * 64 + causal
+    assert flops["causal_recomputed_attention"] == flops["causal"] + causal / 6
 
 
 def test_nanotron_s_388_teraflops_are_full_and_38_0_became_44_3_per_cent() -> None:

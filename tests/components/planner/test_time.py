@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
 from components.planner.communication import group, node_rate
-from components.planner.layer import Product, filled_fraction
+from components.planner.layer import Product, filled_fraction, layer_seconds
 from components.planner.schedule import bubble_fraction
 from components.planner.states import held
 from components.planner.time import gathered_bytes, plan_time, reduced_bytes
@@ -61,6 +61,20 @@ def test_a_product_of_whole_tiles_and_waves_loses_nothing() -> None:
         Product(rows=16_384, columns=width / 8, depth=width) for width in (13_824, 14_400)
     )
     assert filled_fraction(odd, 108) < 0.85 * filled_fraction(wide, 108)
+
+
+def test_attention_takes_the_pairs_that_the_windows_of_all_layers_leave() -> None:
+    windowed = MIDDLE.attention.model_copy(update={"windows": (1_024, 1_024, 1_024, "full")})
+    shape = MIDDLE.model_copy(update={"attention": windowed})
+    part = (3 * (1_024 - 1_024**2 / 8_192) + 2_048) / (4 * 2_048)
+    whole, less = (
+        layer_seconds(job(one, layout()), hopper(), SPEED) for one in (MIDDLE, shape)
+    )
+    assert less.attention == pytest.approx(part * whole.attention)
+    assert less._replace(attention=whole.attention) == whole
+    wide = MIDDLE.attention.model_copy(update={"windows": (4_096, 8_192)})
+    same = MIDDLE.model_copy(update={"attention": wide})
+    assert layer_seconds(job(same, layout()), hopper(), SPEED) == whole
 
 
 def slower_links(hardware: Hardware, factor: float) -> Hardware:

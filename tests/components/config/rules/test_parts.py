@@ -49,7 +49,29 @@ CONSTANT = {
                 "cluster.device=xpu",
             ],
             r"model\.attention\.backends: \[flash\] has no kernel for bfloat16 attention with "
-            r"documents or slopes.* on xpu\n  add flex",
+            r"documents, slopes or windows.* on xpu\n  add flex",
+        ),
+        (
+            ["model.attention.windows=[8, half]"],
+            r"(?s)windows\.1: .*input should be 'full', got 'half'",
+        ),
+        (
+            ["model.attention.windows=[8, 0]"],
+            r"model\.attention\.windows\[1\]: 0 is neither a number of keys nor full",
+        ),
+        (["model.attention.windows=8"], r"windows: 8 is not Sequence\[Window\]"),
+        (
+            ["model.positions.local_base=10_000.0"],
+            r"positions\.local_base: 10000 is for layers with a window, and there is none",
+        ),
+        (
+            [
+                "model.attention.windows=[8, full]",
+                "model.attention.backends=[flash]",
+                "cluster.device=cuda",
+            ],
+            r"model\.attention\.backends: \[flash\] has no kernel for bfloat16 attention with "
+            r"documents, slopes or windows.* on cuda\n  add flex",
         ),
         (
             ["model.initialization.padding_row=4_096"],

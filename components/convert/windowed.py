@@ -1,0 +1,109 @@
+"""Relatives of Llama whose queries see a window of keys: OLMo-3 and Mistral.
+
+OLMo-3 is https://arxiv.org/abs/2512.13961, Mistral https://arxiv.org/abs/2310.06825; keys and
+defaults are those of ``transformers``.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from components.attention_windows import window_of
+from components.convert import family
+from components.convert.family import ConfigKeys, Need
+from components.convert.features import Features
+from components.convert.llama import Llama, scaling_of, stated_scaling, without
+from components.convert.newer_llama import Olmo2
+
+_FULL, _WINDOW = "full_attention", "sliding_attention"
+
+
+def _layer_types(features: Features) -> list[str]:
+    windows = (window_of(features.attention.windows, n) for n in range(features.num_layers))
+    return [_FULL if window is None else _WINDOW for window in windows]
+
+
+def _rotations(base: Any, scaling: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Write the two rotations as newer releases of the class have them."""
+    plain = {"rope_type": "default", "rope_theta": base}
+    return {_WINDOW: plain, _FULL: plain if scaling is None else plain | scaling}
+
+
+class Olmo3(Olmo2):
+    """OLMo-2 with windows in some layers, which turn as they do whatever slows the others."""
+
+    model_type = "olmo3"
+    architecture = "Olmo3ForCausalLM"
+    default_base = 500_000.0
+    needs = (
+        Need(
+            "attention.windows",
+            "some of its layers have a window, all of one length",
+            lambda m: m.attention.window is not None,
+        ),
+        Need(
+            "positions.local_base",
+            "its layers with a window turn by the same base, and are never slowed",
+            lambda m: (
+                m.positions.local_base == m.positions.base
+                or (m.positions.local_base is None and m.positions.scaling is None)
+            ),
+        ),
+        *(need for need in Olmo2.needs if need is not family.NO_WINDOWS),
+    )
+    keys: ClassVar[ConfigKeys] = Olmo2.keys | {
+        "sliding_window": (4_096, lambda m: m.attention.window),
+        "layer_types": (None, _layer_types),
+        # Older releases read the two keys above it, which is all of it here.
+        "rope_parameters": (
+            None,
+            lambda m: _rotations(m.positions.base, scaling_of(m.positions.scaling)),
+        ),
+    }
+
+    def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        newer = config.get("rope_parameters") or {}
+        whole = dict(newer.get(_FULL) or {})
+        read = super().stated({**config, "rope_parameters": whole})
+        layers = read["num_hidden_layers"]
+        types = [_WINDOW if (layer + 1) % 4 else _FULL for layer in range(layers)]
+        rotations = _rotations(read["rope_theta"], read["rope_scaling"])
+        if local := dict(newer.get(_WINDOW) or {}):
+            base = local.pop("rope_theta", self.default_base)
+            rotations[_WINDOW] = _rotations(base, stated_scaling(local))[_FULL]
+        return read | {
+            "layer_types": (read["layer_types"] or types)[:layers],
+            "rope_parameters": rotations,
+        }
+
+
+class Mistral(Llama):
+    """Llama without biases, and with the same window in all layers."""
+
+    model_type = "mistral"
+    architecture = "MistralForCausalLM"
+    needs = (
+        Need(
+            "attention.windows",
+            "all its layers have the same window",
+            lambda m: m.attention.window is not None and "full" not in m.attention.windows,
+        ),
+        Need(
+            "attention.bias",
+            "its maps have no biases",
+            lambda m: not (m.attention.bias or m.mlp.bias),
+        ),
+        Need(
+            "positions.local_base",
+            "all its layers turn alike",
+            lambda m: m.positions.local_base is None,
+        ),
+        *(need for need in Llama.needs if need is not family.NO_WINDOWS),
+    )
+    keys: ClassVar[ConfigKeys] = without("attention_bias", "mlp_bias") | {
+        "intermediate_size": (14_336, lambda m: m.mlp.ffn_dim),
+        "num_key_value_heads": (8, lambda m: m.attention.num_kv_heads),
+        "sliding_window": (4_096, lambda m: m.attention.window),
+    }
+
+
+FAMILIES = (Olmo3(), Mistral())

@@ -1,0 +1,176 @@
+"""Windows by layer: what a query sees, who shares it, and how its layers are turned."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from components.attention_backends import BACKENDS
+from components.attention_windows import window_of
+from components.errors import RecipeError
+from components.model.attention import AttentionCore, ForwardScope
+from components.model.decoder import Decoder
+from components.model.masks import CausalMask
+from components.model.positions import Alibi, Placement, Positions, Rotary
+from components.model.rotary_scaling import LinearScaling, YarnScaling
+from tests.components.model.comparison import randomized, relative_difference
+from tests.components.model.flex_on_cpu import flex_on_cpu
+from tests.components.model.test_masks import packed
+
+Build = Callable[..., Decoder]
+LENGTH = 20
+YARN = YarnScaling(factor=4.0, original_tokens=8, beta_fast=1.0, beta_slow=0.03)
+
+
+def test_a_pattern_begins_anew_at_its_end() -> None:
+    windows = [window_of([7, 5, "full"], layer) for layer in range(7)]
+    assert windows == [7, 5, None, 7, 5, None, 7]
+
+
+@pytest.mark.parametrize(
+    ("windows", "message"),
+    [
+        ([], r"windows: names no layer\n  write them from layer 0 on"),
+        ([8, "half"], r"windows\[1\]: 'half' is neither a number of keys nor full"),
+        ([0, "full"], r"windows\[0\]: 0 is neither"),
+        ([True], r"windows\[0\]: True is neither"),
+    ],
+)
+def test_what_is_no_window_is_refused(
+    small_decoder: Build, windows: list[object], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        small_decoder(windows=windows)
+
+
+@pytest.mark.parametrize("window", [1, 3, LENGTH - 1])
+def test_a_query_sees_itself_and_as_many_keys_as_make_the_window(window: int) -> None:
+    core = AttentionCore(dropout=0.0, backends=BACKENDS)
+    scope = ForwardScope(placement=Placement(places=torch.arange(LENGTH)), documents=None)
+    zeros, unit = torch.zeros(2, 3, LENGTH, LENGTH), torch.eye(LENGTH).expand(2, 3, -1, -1)
+    for kernels in (nullcontext, flex_on_cpu):
+        with kernels():
+            mixed = core(zeros, zeros, unit, scope.within(window), first_head=0)
+        for query in range(LENGTH):
+            first = max(query - window + 1, 0)
+            expected = torch.zeros(LENGTH)
+            expected[first : query + 1] = 1 / (query + 1 - first)
+            torch.testing.assert_close(mixed[1, 2, query], expected)
+
+
+@pytest.mark.parametrize("kind", [partial(Rotary, base=10_000.0), Alibi])
+@pytest.mark.parametrize("documents", [None, packed([[5, 1, 14], [9, 10, 1]])])
+def test_flex_and_dense_masks_agree_in_every_layer(
+    small_decoder: Build, kind: Callable[..., Positions], documents: Tensor | None
+) -> None:
+    windows = [4, "full", 7]
+    model = randomized(small_decoder(positions=kind, num_layers=4, windows=windows)).double()
+    tokens = torch.randint(61, (2, LENGTH))
+    expected = model.loss(tokens, tokens, documents=documents)
+    wanted = torch.autograd.grad(expected, [*model.parameters()])
+    with flex_on_cpu():
+        loss = model.loss(tokens, tokens, documents=documents)
+        found = torch.autograd.grad(loss, [*model.parameters()])
+    torch.testing.assert_close([loss, *found], [expected, *wanted], rtol=1e-9, atol=1e-11)
+
+
+def test_a_token_is_read_as_far_back_as_the_windows_of_all_layers_reach(
+    small_decoder: Build,
+) -> None:
+    """Two layers with windows of 4 and 6 reach 3 + 5 tokens back, and no further."""
+    model = randomized(small_decoder(windows=[4, 6]))
+    tokens = torch.randint(61, (1, LENGTH))
+    changed = tokens.clone()
+    changed[0, 3] = (changed[0, 3] + 1) % 61
+    difference = (model(tokens) - model(changed)).abs().amax(-1)[0]
+    reached = 3 + 3 + 5
+    assert difference[:3].max() == 0
+    assert difference[3 : reached + 1].min() > 0
+    assert difference[reached + 1 :].max() == 0
+
+
+def test_a_window_as_long_as_the_sequence_is_plain_attention(small_decoder: Build) -> None:
+    plain = randomized(small_decoder())
+    long = small_decoder(windows=[LENGTH])
+    long.load_state_dict(plain.state_dict())
+    tokens = torch.randint(61, (2, LENGTH))
+    plain_calls, long_calls = masks_given(plain, tokens), masks_given(long, tokens)
+    assert plain_calls == long_calls == [True, True]
+    assert torch.equal(long(tokens), plain(tokens))
+    assert masks_given(long, torch.randint(61, (2, LENGTH + 1))) == [False, False]
+
+
+def masks_given(model: Decoder, tokens: Tensor) -> list[bool]:
+    """Say of each layer whether its kernel got no mask."""
+    plain = []
+
+    def noted(*given: Tensor, mask: Tensor | None, **named: object) -> Tensor:
+        plain.append(mask is None)
+        return given[0]
+
+    with patch("components.model.attention_kernels.scaled_dot_product", noted):
+        model(tokens)
+    return plain
+
+
+def test_layers_of_one_window_share_one_mask_with_all_stages(small_decoder: Build) -> None:
+    windows = [5, 5, "full", 7]
+    model = randomized(small_decoder(positions=Alibi, num_layers=8, windows=windows))
+    tokens, made = torch.randint(61, (2, LENGTH)), []
+    mask = model.mask(tokens, packed([[5, 15], [9, 11]]))
+    find = CausalMask._find_blocks
+
+    def counted(self: CausalMask, keys: int) -> BlockMask:
+        made.append(self)
+        return find(self, keys)
+
+    with flex_on_cpu(), torch.no_grad(), patch.object(CausalMask, "_find_blocks", counted):
+        for _ in range(2):
+            model(tokens, mask=mask)
+    assert {id(one) for one in made} == {id(mask), id(mask.within(5)), id(mask.within(7))}
+    assert len(made) == 3
+
+
+def test_a_window_skips_blocks_that_lie_before_it() -> None:
+    places = torch.arange(1_000)
+    blocks = CausalMask(places=places, documents=None).within(200).blocks(1_000)
+    expected = create_block_mask(
+        lambda b, h, q, k: (q >= k) & (q - k < 200), None, None, 1_000, 1_000, "cpu"
+    )
+    assert torch.equal(blocks.to_dense(), expected.to_dense())
+    assert blocks.to_dense().sum() == 8 + 7 + 6  # its diagonal and two more
+
+
+def test_layers_with_a_window_turn_by_their_own_base_and_are_not_slowed() -> None:
+    places, heads = torch.arange(LENGTH), torch.randn(2, LENGTH, 6, 10)
+    same = {"dim": 48, "num_heads": 6, "head_dim": 10}
+    turned = Rotary(**same, base=1_000.0, scaling=YARN, local_base=100.0)
+    scope = ForwardScope(placement=turned(places), documents=None)
+    for window, alone in (
+        (None, Rotary(**same, base=1_000.0, scaling=YARN)),
+        (4, Rotary(**same, base=100.0)),
+        (LENGTH, Rotary(**same, base=100.0)),  # hides nothing, and is a window still
+    ):
+        wanted = ForwardScope(placement=alone(places), documents=None).turn(heads)
+        assert torch.equal(scope.within(window).turn(heads), wanted)
+    assert scope.within(LENGTH).is_plain
+    assert not scope.within(4).is_plain
+
+
+def test_without_a_base_of_their_own_they_turn_as_the_others(small_decoder: Build) -> None:
+    slowed = partial(Rotary, base=10_000.0, scaling=LinearScaling(factor=8.0))
+    model = randomized(small_decoder(positions=slowed, windows=[LENGTH, "full"]))
+    plain = small_decoder(positions=slowed)
+    plain.load_state_dict(model.state_dict())
+    tokens = torch.randint(61, (2, LENGTH))
+    assert torch.equal(model(tokens), plain(tokens))
+    local = small_decoder(
+        positions=partial(slowed, local_base=10_000.0), windows=[LENGTH, "full"]
+    )
+    local.load_state_dict(model.state_dict())
+    assert relative_difference(local(tokens), plain(tokens)) > 0.01
