@@ -48,8 +48,9 @@ class Hardware(Section):
 
     A product's tiles are dealt to ``compute_units``: multiprocessors, or Xe cores.
     ``gemm`` is what large matrix products reach, ``peak`` what the vendor states.
-    ``usable_bytes`` is the most that a run's tensors were seen to take; where it is null, all
-    but ``context_bytes`` counts as usable.
+    ``power_watts`` are a card's, which is ``devices_per_card`` devices. ``usable_bytes`` is the
+    most that a run's tensors were seen to take; where it is null, all but ``context_bytes``
+    counts as usable.
     """
 
     device: str
@@ -63,6 +64,12 @@ class Hardware(Section):
     inside: NetworkLink
     across: Network
     power_watts: Rate | None
+    devices_per_card: Count = 1
+
+    @property
+    def device_watts(self) -> float | None:
+        """A device's share of its card's power."""
+        return None if self.power_watts is None else self.power_watts / self.devices_per_card
 
 
 class Storage(Section):
@@ -134,6 +141,13 @@ class QueueSection(Section):
 
 
 Machine = OrNone[Hardware]
+
+# Of each kind of device, the variable that hides others of its node from torch.
+DEVICE_MASKS = {
+    "cuda": "CUDA_VISIBLE_DEVICES",
+    "rocm": "ROCR_VISIBLE_DEVICES",
+    "xpu": "ZE_AFFINITY_MASK",
+}
 
 
 class Variable(Section):
