@@ -50,8 +50,8 @@ _LAUNCHER = re.compile(
 _LOST = re.compile(r"^srun: error: Node failure on (?P<node>[\w.-]+)", re.MULTILINE)
 _KILLED = re.compile(r"Killed|Bus error|Segmentation fault|Aborted|died from signal (?!15)")
 _ASKED_TO_END = re.compile(r"Terminated|signal 15|Force Terminated")
-# What a device or a node is guilty of, and not the program. HIP's words for its errors are CUDA's
-# but for a device that is gone and a GPU that hangs.
+# What a device or a node is guilty of, and not the program. HIP's words for its errors are
+# CUDA's but for a device that is gone and a GPU that hangs.
 _HARDWARE = re.compile(
     r"ECC|uncorrectable|\bXid\b|device(?: is)? lost|DEVICE_LOST|hardware error|Bus error|"
     r"GPU has fallen off|unspecified launch failure|Input/output error|No such device|"

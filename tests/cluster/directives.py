@@ -14,7 +14,7 @@ NUMBER = r"[1-9]\d*"
 SBATCH = {
     "--account": NAME,
     "--array": r"1-[1-9]\d*%1",
-    "--constraint": NAME,
+    "--constraint": rf"({NAME})(&({NAME}))*",
     "--cpus-per-task": NUMBER,
     "--ear": "on|off",  # a plugin of the Energy Aware Runtime, where it is installed
     "--exclusive": "(user|mcs|topo)?",

@@ -169,6 +169,16 @@ class SetupStep(Section):
     reason: str
 
 
+class ContainerFile(Section):
+    """What stands in a file by which ``srun --environment`` starts an image.
+
+    ``mounts`` are folders of the host that it sees, ``annotations`` what the site's hooks read.
+    """
+
+    mounts: Words
+    annotations: FrozenMapping[str]
+
+
 class Binding(Section):
     """Cores of a rank, as the launcher's argument or null, and in words its network port."""
 
@@ -198,6 +208,8 @@ class Site(Section):
     packages that they bring, which no environment installs over. ``login_shell`` starts the
     script by ``bash -l``. ``no_proxy`` is what is reached past the ``proxy``. Each rank expands
     ``rank_environment`` for itself, as ``$SLURM_LOCALID``, and is started by ``rank_wrapper``.
+    ``architecture`` is that of the nodes, as ``uname -m`` has it. An image is started by
+    ``container``, or by a file that the job's script writes (``container_file``).
     """
 
     queue_option: Literal["--partition", "--qos", "-q"]
@@ -224,6 +236,8 @@ class Site(Section):
     no_proxy: str | None = None
     rank_environment: FrozenMapping[Variable] = Field(default_factory=lambda: freeze({}))
     rank_wrapper: Words = ()
+    architecture: Literal["x86_64", "aarch64"] = "x86_64"
+    container_file: ContainerFile | None = None
 
 
 class Preflight(Section):

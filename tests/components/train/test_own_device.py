@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.attention_backends import AttentionCase, serving
+from components.attention_backends import AttentionCase, Backend, serving
 from components.config.schema.recipe import Recipe
 from components.distributed.devices import check_float8_device, device_kind, device_type
 from components.errors import RecipeError
@@ -99,7 +99,7 @@ def test_its_caches_are_miopens_and_its_allocator_is_left_alone() -> None:
     assert allocator_variables("rocm", {}) == {}
 
 
-ORDER = ("cudnn", "flash", "efficient", "overrideable", "flex")
+ORDER: tuple[Backend, ...] = ("cudnn", "flash", "efficient", "overrideable", "flex")
 CASE = AttentionCase(
     device="rocm", dtype="bfloat16", head_dim=128, grouped=False, dropout=False, mask="causal"
 )
