@@ -50,10 +50,12 @@ _LAUNCHER = re.compile(
 _LOST = re.compile(r"^srun: error: Node failure on (?P<node>[\w.-]+)", re.MULTILINE)
 _KILLED = re.compile(r"Killed|Bus error|Segmentation fault|Aborted|died from signal (?!15)")
 _ASKED_TO_END = re.compile(r"Terminated|signal 15|Force Terminated")
-# What a device or a node is guilty of, and not the program.
+# What a device or a node is guilty of, and not the program. HIP's words for its errors are
+# CUDA's but for a device that is gone and a GPU that hangs.
 _HARDWARE = re.compile(
     r"ECC|uncorrectable|\bXid\b|device(?: is)? lost|DEVICE_LOST|hardware error|Bus error|"
-    r"GPU has fallen off|unspecified launch failure|Input/output error|No such device"
+    r"GPU has fallen off|unspecified launch failure|Input/output error|No such device|"
+    r"no ROCm-capable device|\bGPU Hang\b"
 )
 _LONGEST = 500
 RELAUNCH = 75  # EX_TEMPFAIL of sysexits.h: try again; ranks end with 4 when they hang

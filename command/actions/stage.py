@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from cluster import staging
+from cluster.image_file import architecture_of
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
@@ -31,11 +32,12 @@ def run(arguments: Arguments) -> None:
     locks = locks_of(recipe, evaluates=bool(arguments.tasks))
     wheels = staging.fetch_packages(ROOT / "requirements", locks, target, folder)
     provided = f"; {', '.join(target.provided)} by its modules" if target.provided else ""
-    say(f"packages: {len(wheels)} wheels for Python {target.python}{provided}")
+    machine = f"Python {target.python} on {target.architecture}"
+    say(f"packages: {len(wheels)} wheels for {machine}{provided}")
     without = _stage_data(recipe, arguments, folder)
     for place in fetch_lists(arguments, Path(recipe.data.folder)):
         staging.copy_tree(place, folder / "prepared" / place.name)
-    image = stage_image(user.image, folder)
+    image = stage_image(user.image, folder, target.architecture)
     words = tuple(word for word in arguments.words if not word.startswith(COMMAND_ONLY))
     staging.write_installer(folder, recipe, target, commit=commit, image=image, words=words)
     facts = {
@@ -43,6 +45,7 @@ def run(arguments: Arguments) -> None:
         "scale": recipe.scale.name,
         "cluster": recipe.cluster.name,
         "python": target.python,
+        "architecture": target.architecture,
         "provided": list(target.provided),
         "commit": commit,
         "without": without,
@@ -77,11 +80,11 @@ def _stage_data(recipe: Recipe, arguments: Arguments, folder: Path) -> dict[str,
     return {}
 
 
-def stage_image(image: str | None, folder: Path) -> str | None:
+def stage_image(image: str | None, folder: Path, architecture: str) -> str | None:
     """Copy the container image that Python is in, if there is one, and return its name.
 
     Raises:
-        RecipeError: there is no such file.
+        RecipeError: there is no such file, or it is for other processors.
     """
     if image is None:
         return None
@@ -89,6 +92,12 @@ def stage_image(image: str | None, folder: Path) -> str | None:
     if not source.is_file():
         remedy = "name an image that is here"
         raise RecipeError("site.image", f"there is no file {image}", remedy)
+    if (built := architecture_of(source)) is None:
+        say(f"image: nothing here tells for which processors {source.name} is")
+    elif built != architecture:
+        problem = f"{source.name} is for {built}, the cluster's nodes are {architecture}"
+        remedy = f"name an image that was built on {architecture}"
+        raise RecipeError("site.image", problem, remedy)
     with source.open("rb") as read, replace_atomically(folder / source.name) as write:
         shutil.copyfileobj(read, write)
     return source.name

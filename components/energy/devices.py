@@ -1,4 +1,4 @@
-"""Energy by machine: NVIDIA's GPUs (NVML), Intel's GPUs (kernel), hosts (RAPL).
+"""Energy by machine: NVIDIA's GPUs (NVML), Intel's GPUs (kernel), hosts (RAPL); `amd`: AMD's.
 
 NVIDIA: nvmlDeviceGetTotalEnergyConsumption, millijoules since the driver was loaded:
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html. Every instance of a GPU

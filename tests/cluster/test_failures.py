@@ -90,6 +90,9 @@ def test_what_pals_says_is_read_too(tmp_path: Path) -> None:
         "CUDA error: uncorrectable ECC error encountered",
         "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus",
         "level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
+        "HIP error: uncorrectable ECC error encountered",
+        "HIP error: no ROCm-capable device is detected",
+        "HW Exception by GPU node-9 (Agent handle: 0x631351bb5a20) reason :GPU Hang",
     ],
 )
 def test_a_device_that_breaks_makes_its_node_suspect(
