@@ -49,6 +49,11 @@ NORM_BEFORE = Need(
     "it norms what its branches are fed",
     lambda m: m.norm_placement == "before",
 )
+NO_SCALARS = Need(
+    "mlp.activation",
+    "its activation has nothing to train",
+    lambda m: not m.mlp.activation_parameters,
+)
 NO_EMBEDDING_NORM = Need(
     "embedding_norm", "it does not normalize embeddings", lambda m: m.embedding_norm is None
 )

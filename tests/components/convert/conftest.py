@@ -178,6 +178,14 @@ def smollm3() -> Section:
     return section | {"num_layers": 5}
 
 
+def apertus() -> Section:
+    """Two maps and xIELU, and each head normalized by itself; rotation is not slowed."""
+    heads = {"num_kv_heads": 3, "qk_norm": RMS, "qk_norm_over": "each_head"}
+    plain = {"activation": "xielu", "gated": False}
+    section = _section(positions=ROTARY, norm=RMS, mlp=plain, attention=heads)
+    return section | {"tied_embeddings": False}
+
+
 def _slowed(section: Section, name: str, **numbers: float) -> Section:
     scaling = {"_target_": f"components.model.rotary_scaling.{name}", "factor": 4.0, **numbers}
     return section | {"positions": section["positions"] | {"scaling": scaling}}
@@ -203,12 +211,17 @@ def smollm3_slowed() -> Section:
     return _slowed(smollm3(), "YarnScaling", **numbers)
 
 
+def apertus_slowed() -> Section:
+    turns = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0}
+    return _slowed(apertus(), "Llama3Scaling", **turns, original_tokens=12)
+
+
 SECTIONS = {
     make.__name__: make
     for make in (
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
-        *(olmoe, olmoe_renormalized, olmo2, qwen3, smollm3),
-        *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed),
+        *(olmoe, olmoe_renormalized, olmo2, qwen3, smollm3, apertus),
+        *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed, apertus_slowed),
     )
 }
 

@@ -3,6 +3,7 @@
 What they compute, gradients included, is held against the classes of ``transformers``.
 """
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -78,18 +79,50 @@ QWEN3: Config = {  # Qwen/Qwen3-8B, config.json
 # The smallest of the same series (arXiv 2505.09388, table 1), whose ends are tied.
 QWEN3_06B = dict(QWEN3, hidden_size=1_024, intermediate_size=3_072, num_hidden_layers=28)
 QWEN3_06B |= {"num_attention_heads": 16, "tie_word_embeddings": True}
+APERTUS: Config = {  # swiss-ai/Apertus-8B-2509, config.json
+    "model_type": "apertus",
+    "attention_bias": False,
+    "hidden_act": "xielu",
+    "hidden_size": 4_096,
+    "intermediate_size": 21_504,
+    "max_position_embeddings": 65_536,
+    "mlp_bias": False,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "post_norm": False,
+    "qk_norm": True,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8_192,
+        "rope_type": "llama3",
+        "type": "llama3",
+    },
+    "rope_theta": 12_000_000,
+    "tie_word_embeddings": False,
+    "vocab_size": 131_072,
+}
+# arXiv 2509.14233, table 1, in the same keys.
+APERTUS_70B = dict(APERTUS, hidden_size=8_192, intermediate_size=43_008, num_hidden_layers=80)
+APERTUS_70B |= {"num_attention_heads": 64}
 
-# By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B and 8.2 B.
+# By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B, 8.2 B, 8 B and 70 B.
 COUNTS: dict[str, tuple[Config, int]] = {
     "OLMo-2 1B": (OLMO2, 1_484_916_736),
     "OLMo-2 7B": (OLMO2_7B, 7_298_617_344),
     "SmolLM3-3B": (SMOLLM3, 3_075_098_624),
     "Qwen3-0.6B": (QWEN3_06B, 596_049_920),
     "Qwen3-8B": (QWEN3, 8_190_735_360),
+    "Apertus 8B": (APERTUS, 8_053_338_176),
+    "Apertus 70B": (APERTUS_70B, 70_599_864_480),
 }
 PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "olmo2": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "qwen3": {"qk_norm_over": "each_head"},
+    "apertus": {"qk_norm_over": "each_head", "mlp": {"activation": "xielu", "gated": False}},
     "smollm3": {},
 }
 
@@ -104,6 +137,14 @@ def section_of(config: Config) -> Section:
     if every := config.get("no_rope_layer_interval"):
         positions |= {"_target_": "components.model.positions.InterleavedRotary"}
         positions["skip_every"] = every
+    if slowed := config.get("rope_scaling"):
+        positions["scaling"] = {
+            "_target_": "components.model.rotary_scaling.Llama3Scaling",
+            "factor": slowed["factor"],
+            "original_tokens": slowed["original_max_position_embeddings"],
+            "low_frequency_factor": slowed["low_freq_factor"],
+            "high_frequency_factor": slowed["high_freq_factor"],
+        }
     heads = config["num_attention_heads"]
     return {
         "_target_": "components.model.decoder.Decoder",
@@ -137,6 +178,7 @@ def section_of(config: Config) -> Section:
             "activation": "silu",
             "gated": True,
             "bias": False,
+            **parts.get("mlp", {}),
         },
         "initialization": {
             "_target_": "components.model.initialization.Normal",
@@ -151,7 +193,8 @@ def section_of(config: Config) -> Section:
 def theirs_of(config: Config) -> Any:
     """Build the class of ``transformers`` that such a ``config.json`` stands for."""
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    kind = {key: value for key, value in config.items() if key != "model_type"} | ids
+    copied = deepcopy(config)  # which it changes
+    kind = {key: value for key, value in copied.items() if key != "model_type"} | ids
     return AutoModelForCausalLM.from_config(
         AutoConfig.for_model(config["model_type"], **kind, attn_implementation="eager")
     )
@@ -188,11 +231,23 @@ def test_layers_without_rotation_follow_from_their_interval() -> None:
     assert family.stated(other) != family.shape(features)
 
 
+def test_a_scaling_that_is_not_said_is_the_class_s_own_and_null_is_none() -> None:
+    kept = {key: value for key, value in APERTUS.items() if key != "rope_scaling"}
+    slowed, plain = (section_of(config) for config in (APERTUS, kept))
+    family = choose_family(read_features(slowed))
+    assert family.stated(kept) == family.shape(read_features(slowed))
+    as_written = family.shape(read_features(plain))
+    assert family.stated(kept | {"rope_scaling": None}) == as_written
+    theirs = AutoConfig.for_model("apertus", **deepcopy(as_written))
+    assert theirs.rope_parameters == {"rope_type": "default", "rope_theta": 12_000_000}
+
+
 SMALLER: Config = {"hidden_size": 64, "intermediate_size": 172, "vocab_size": 301}
 SMALL: dict[str, Config] = {
     "olmo2": OLMO2 | SMALLER | {"num_hidden_layers": 3},
     "smollm3": SMOLLM3 | SMALLER | {"num_hidden_layers": 5},
     "qwen3": QWEN3 | SMALLER | {"num_hidden_layers": 3, "head_dim": 8},
+    "apertus": APERTUS | SMALLER | {"num_hidden_layers": 3, "num_attention_heads": 8},
 }
 
 
@@ -210,6 +265,7 @@ def test_made_small_it_computes_what_the_class_computes(model: str) -> None:
     found = theirs.load_state_dict(mapped(dict(ours.named_parameters())), strict=False)
     assert not found.unexpected_keys
     assert set(found.missing_keys) <= {"lm_head.weight"}  # tied
+    constants = {name for name, _ in theirs.named_buffers()}
     batch = torch.randint(301, (2, 65), generator=torch.Generator().manual_seed(5))
     inputs, targets = batch[:, :-1], batch[:, 1:]
     logits = theirs(inputs).logits
@@ -218,5 +274,7 @@ def test_made_small_it_computes_what_the_class_computes(model: str) -> None:
     ours.loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
     gradients = {name: value.grad for name, value in ours.named_parameters()}
     for name, gradient in mapped(gradients).items():  # type: ignore[arg-type]  # none is None
+        if name in constants:
+            continue
         wanted = theirs.get_parameter(name).grad
         assert distance(gradient, wanted) < GRADIENT_TOLERANCE, name
