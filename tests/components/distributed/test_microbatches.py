@@ -156,7 +156,7 @@ def test_a_trained_activation_computes_what_one_process_does(
     two_ranks: Ranks, layout: Layout
 ) -> None:
     """Its scalars' gradients come with those of weights, and once of a layer computed twice."""
-    parts = Parts(mlp=XIELU, num_layers=5)
+    parts = GPT._replace(mlp=XIELU)
     assert_as_one_process(two_ranks(run_steps, parts, layout, [4], False), 4, TENSOR_TOLERANCE)
 
 
