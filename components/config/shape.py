@@ -61,20 +61,29 @@ class AttentionShape(_Part):
         return self.qk_norm is not None and self.qk_norm_over == "each_head"
 
 
+TRAINED_SCALARS = {"xielu": 2}
+
+
 class MLPShape(_Part):
     """Projections of one feed-forward block, with a third one if gated, or of many experts."""
 
     ffn_dim: Count
     gated: bool
     bias: bool = False
+    activation: str | None = None
     num_experts: Count | None = None
     top_k: Count | None = None
 
     def expert_parameters(self, dim: int) -> int:
         """Parameters of one expert, or of the dense block."""
         up_matrices = 2 if self.gated else 1
-        count = (up_matrices + 1) * dim * self.ffn_dim
+        count = (up_matrices + 1) * dim * self.ffn_dim + self.activation_parameters
         return count + (up_matrices * self.ffn_dim + dim if self.bias else 0)
+
+    @property
+    def activation_parameters(self) -> int:
+        """Trained scalars of the activation."""
+        return TRAINED_SCALARS.get(self.activation or "", 0)
 
     def router_parameters(self, dim: int) -> int:
         return dim * (self.num_experts or 0)

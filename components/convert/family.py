@@ -54,6 +54,11 @@ NO_WINDOWS = Need(
     "its queries see all earlier tokens",
     lambda m: set(m.attention.windows) == {"full"},
 )
+NO_SCALARS = Need(
+    "mlp.activation",
+    "its activation has nothing to train",
+    lambda m: not m.mlp.activation_parameters,
+)
 NO_EMBEDDING_NORM = Need(
     "embedding_norm", "it does not normalize embeddings", lambda m: m.embedding_norm is None
 )

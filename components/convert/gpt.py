@@ -12,6 +12,7 @@ from components.convert.links import TensorLink
 # As published; the other spellings compute the same.
 _SPELLINGS = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new"}
+_ACTIVATIONS |= {"relu_squared": "relu2"}
 _FFN_RATIO = 4  # written into the class
 
 LAYER_NORM = Need(
@@ -23,6 +24,7 @@ PLAIN_MLP = Need(
     "mlp", "its MLP is plain: neither gated nor of experts", lambda m: m.mlp.is_plain
 )
 SHARED = (
+    family.NO_SCALARS,
     Need(
         "attention.bias", "all its maps have biases", lambda m: m.attention.bias and m.mlp.bias
     ),

@@ -14,6 +14,7 @@ from components.convert.features import Features, ScalingFeatures
 from components.convert.links import TensorLink, module, same, unstacked, vocabulary
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+_ACTIVATIONS |= {"relu_squared": "relu2", "xielu": "xielu"}
 
 
 # Our classes that slow the rotation, and what theirs call the kind and its numbers.
@@ -66,6 +67,7 @@ class Llama(HFFamily):
         family.ROTARY,
         family.RMS_NORM,
         Need("mlp.gated", "its MLP is gated", lambda m: m.mlp.gated),
+        family.NO_SCALARS,
         family.NO_EXPERTS,
         family.NO_QK_NORM,
         family.NO_EMBEDDING_NORM,
@@ -134,7 +136,7 @@ class Llama(HFFamily):
             yield vocabulary("head.weight", "lm_head.weight")
 
     def mlp_links(self, features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
-        """Link the three maps of a layer's gated MLP."""
+        """Link the maps of a layer's MLP, gated as Llama's is."""
         for name in ("gate", "up", "down"):
             yield from module(f"{ours}.{name}", f"{theirs}.{name}_proj", bias=features.mlp.bias)
 
@@ -166,6 +168,7 @@ class Olmo(Llama):
             lambda m: m.norm.kind == "LayerNorm with no parameters" and m.norm.eps == EPS,
         ),
         Need("mlp", "its MLP is gated and has no bias", is_gated),
+        family.NO_SCALARS,
         family.NO_EXPERTS,
         family.EVEN_HEADS,
         family.NO_QK_NORM,

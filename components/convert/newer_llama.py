@@ -1,21 +1,30 @@
-"""Relatives of Llama with norms elsewhere, or layers without rotation: OLMo-2, Qwen3, SmolLM3.
+"""Relatives of Llama with norms or rotations elsewhere, or an MLP without a gate.
 
 OLMo-2 is https://arxiv.org/abs/2501.00656, Qwen3 https://arxiv.org/abs/2505.09388, SmolLM3
-https://huggingface.co/blog/smollm3; keys and defaults are those of ``transformers``.
+https://huggingface.co/blog/smollm3, Apertus https://arxiv.org/abs/2509.14233; keys and defaults
+are those of ``transformers``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from components.convert import family
 from components.convert.family import ConfigKeys, Need
+from components.convert.features import Features
+from components.convert.links import TensorLink, module
 from components.convert.llama import Llama, is_gated, without
+from components.model.mlp import XIELU
 
 _GATED = Need("mlp", "its MLP is gated and has no bias", is_gated)
-_SHARED = (
-    *(family.RMS_NORM, family.NO_EXPERTS, family.NO_EMBEDDING_NORM),
-    family.NO_WINDOWS,
+_EACH_HEAD = Need(
+    "attention.qk_norm",
+    "it normalizes each head of queries and keys, else like all",
+    lambda m: m.attention.norms_heads and m.attention.qk_norm == m.norm,
 )
+_NORMS = (family.RMS_NORM, family.NO_EMBEDDING_NORM, family.NO_WINDOWS)
+_SHARED = (*_NORMS, family.NO_EXPERTS, family.NO_SCALARS)
 _NO_WINDOW: dict[str, Any] = {"use_sliding_window": (False, lambda _: False)}
 
 
@@ -52,11 +61,7 @@ class Qwen3(Llama):
     model_type = "qwen3"
     architecture = "Qwen3ForCausalLM"
     needs = (
-        Need(
-            "attention.qk_norm",
-            "it normalizes each head of queries and keys, else like all",
-            lambda m: m.attention.norms_heads and m.attention.qk_norm == m.norm,
-        ),
+        _EACH_HEAD,
         family.ROTARY,
         family.NORM_BEFORE,
         _GATED,
@@ -121,4 +126,73 @@ class SmolLM3(Llama):
         return read | {"no_rope_layers": turned[: read["num_hidden_layers"]]}
 
 
-FAMILIES = (Olmo2(), Qwen3(), SmolLM3())
+_NOT_SLOWED = {"rope_type": "default"}
+_SLOWED = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 8_192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+class Apertus(Llama):
+    """Llama with an MLP of two maps and xIELU, and queries and keys normalized head by head.
+
+    Where its ``config.json`` does not say how rotation is slowed the class slows it all the
+    same, from version 5 on also where it says null: so a kind is always written.
+    """
+
+    model_type = "apertus"
+    architecture = "ApertusForCausalLM"
+    norms = ("attention_layernorm", "feedforward_layernorm")
+    default_base = 12_000_000.0
+    needs = (
+        _EACH_HEAD,
+        Need(
+            "mlp",
+            "its MLP is plain xIELU without bias",
+            lambda m: m.mlp.is_plain and m.mlp.activation == "xielu" and not m.mlp.bias,
+        ),
+        family.ROTARY,
+        family.EVEN_HEADS,
+        family.NORM_BEFORE,
+        *_NORMS,
+    )
+    keys: ClassVar[ConfigKeys] = without("head_dim") | {
+        "intermediate_size": (14_336, lambda m: m.mlp.ffn_dim),
+        "hidden_act": ("xielu", lambda _: "xielu"),
+        "rms_norm_eps": (1e-5, lambda m: m.norm.eps),
+        "qk_norm": (True, lambda _: True),
+        "post_norm": (False, lambda _: False),
+    }
+
+    def shape(self, features: Features) -> dict[str, Any]:
+        ours = super().shape(features)
+        return ours | {"rope_scaling": ours["rope_scaling"] or _NOT_SLOWED}
+
+    def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        read = super().stated(config)
+        says = "rope_scaling" in config or config.get("rope_parameters")
+        return read | {
+            "rope_scaling": read["rope_scaling"] or (_NOT_SLOWED if says else _SLOWED)
+        }
+
+    def mlp_links(self, features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
+        """Link two maps and two scalars; the class keeps its constants as buffers beside."""
+        for name in ("up", "down"):
+            yield from module(f"{ours}.{name}", f"{theirs}.{name}_proj", bias=False)
+        yield TensorLink(
+            tuple(f"{ours}.activation.{name}" for name in XIELU.starts),
+            tuple(f"{theirs}.act_fn.{name}" for name in (*XIELU.starts, "beta", "eps")),
+            to_theirs=_with_constants,
+            to_ours=lambda tensors: tensors[: len(XIELU.starts)],
+        )
+
+
+def _with_constants(scalars: Sequence[Tensor]) -> Sequence[Tensor]:
+    beta, eps = (scalars[0].new_tensor(value) for value in (XIELU.BETA, XIELU.EPS))
+    return [*scalars, beta, eps]
+
+
+FAMILIES = (Olmo2(), Qwen3(), SmolLM3(), Apertus())

@@ -130,6 +130,8 @@ def _split_layer(layer: Layer, split: _Split, *, index: int) -> None:
         split_block(block, maps, output, mesh, between=split.between, shares=split.of_slices)
     for one in (attention.query, *widening):
         split_columns(one, mesh)
+    if isinstance(mlp.activation, nn.Module):  # the same scalars for each rank's part
+        replicate_parameters(mlp.activation, mesh, shares=split.shares)
     attention.first_head = mesh.get_local_rank() * attention.num_heads // mesh.size()
     if not split.between.sliced:  # sliced, all dropout draws from a rank's own stream
         attention.core = SplitCore(attention.core, mesh, layer=index)

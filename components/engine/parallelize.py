@@ -27,7 +27,7 @@ from components.distributed.weight_shards import local
 from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.model.float8 import float8_layers
-from components.model.initialization import draw_rows, initial_stds
+from components.model.initialization import draw_rows, initial_constant, initial_stds
 from components.model.recompute import checkpoint_activations
 from components.torch_internals.distributed import StridedShard
 
@@ -36,13 +36,13 @@ from components.torch_internals.distributed import StridedShard
 def draw_weights(decoder: Decoder, *, seed: int) -> None:
     """Overwrite this rank's part of every parameter by its initial values.
 
-    Weights are drawn, norms' weights are 1, biases and the padding row 0. Only a wrapper that
-    changes names changes the values.
+    Weights are drawn, vectors start at their constants (`initial_constant`), the padding row
+    at 0. Only a wrapper that changes names changes the values.
     """
     for name, weight, std in initial_stds(decoder):
         here = local(weight)
         if std is None:
-            here.fill_(0.0 if name.endswith("bias") else 1.0)
+            here.fill_(initial_constant(decoder, name))
         elif here.numel():
             rows, columns = held(weight, 0), held(weight, weight.dim() - 1)
             width = prod(weight.shape[1:-1])  # rows are counted over all but the last dimension

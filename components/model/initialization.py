@@ -7,7 +7,7 @@ All drawing is done in float32 on the CPU: other devices have other generators.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -48,6 +48,16 @@ def initial_stds(model: "Decoder") -> Iterator[tuple[str, nn.Parameter, float | 
             std = normal.std / math.sqrt(2 * model.num_layers)
         for name, parameter in module.named_parameters(prefix, recurse=False):
             yield name, parameter, None if parameter.dim() < 2 else std
+
+
+def initial_constant(model: nn.Module, name: str) -> float:
+    """Return what all numbers of a vector start at: what its module ``starts`` it at, if said.
+
+    Else norms' weights are 1 and biases 0.
+    """
+    owner, _, key = name.rpartition(".")
+    starts: Mapping[str, float] = getattr(model.get_submodule(owner), "starts", {})
+    return starts.get(key, 0.0 if key == "bias" else 1.0)
 
 
 def draw_rows(

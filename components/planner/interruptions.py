@@ -92,7 +92,7 @@ class CheckpointTime:
 
 
 def checkpoint_bytes(job: TrainingJob) -> int:
-    """Count weights, their finer copies and both moments, each number once.
+    """Count weights, their finer copies and all moments, each number once.
 
     Of DeepSpeed's weights the master copy alone is written. Padding rows are; gradients and
     casts are not. Muon's matrices have one moment.

@@ -5,6 +5,7 @@ base of the degrees, the first axis of ``rank_order`` being the slowest, as the 
 deals them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -97,7 +98,7 @@ class TrainingJob:
 
     Bytes are of one number: weights, the gradients of a microbatch that stay, the buffer that
     adds them up beside (each 0 if there is none), the mean that an optimizer's shard gets (0 if
-    it reads the sums), the master copy and both moments of the optimizer. ``cast_bytes`` are
+    it reads the sums), the master copy and all moments of the optimizer. ``cast_bytes`` are
     kept of each weight for each microbatch in flight. ``reduce_bytes`` are sent of each
     gradient, ``gather_bytes`` of each weight; the gradient that a weight gets has as many.
     A checkpoint has ``saved_bytes``. ``even_load`` says that routing is forced to be uniform,
@@ -155,7 +156,7 @@ def job_of(recipe: Recipe) -> TrainingJob:
         microbatch_sequences=parallelism.microbatch_sequences,
         microbatches=recipe.derived.microbatches_per_step,
         compute=_computed(recipe.precision),
-        **number_bytes(recipe.precision, parallelism),
+        **number_bytes(recipe.precision, parallelism, moments_of(recipe.optimizer)),
         recompute=parallelism.recompute,
         dropout=bool(recipe.model.get("dropout")),
         fused_attention=all(order[:1] != ("math",) for order in kernels),
@@ -181,13 +182,21 @@ def _computed(precision: Precision) -> str:
     return "bfloat16" if precision.compute in {"auto", FLOAT8} else precision.compute
 
 
-def number_bytes(precision: Precision, parallelism: Parallelism) -> dict[str, Any]:
+def moments_of(optimizer: Mapping[str, Any]) -> int:
+    """Count the means that an optimizer keeps of a weight's gradients and of their squares."""
+    return sum(f"beta{number}" in optimizer for number in (1, 2, 3))
+
+
+def number_bytes(
+    precision: Precision, parallelism: Parallelism, moments: int
+) -> dict[str, Any]:
     """Name the bytes of each number of a job, as our two engines hold it."""
-    mesh = parallelism.engine == "mesh"
-    return _on_mesh(precision, parallelism.zero) if mesh else _in_deepspeed(precision)
+    if parallelism.engine == "mesh":
+        return _on_mesh(precision, parallelism.zero, moments)
+    return _in_deepspeed(precision, moments)
 
 
-def _on_mesh(precision: Precision, zero: int) -> dict[str, Any]:
+def _on_mesh(precision: Precision, zero: int, moments: int) -> dict[str, Any]:
     """Follow `components.distributed.data`: a weight's own gradient stays for a moment only.
 
     ZeRO 2 and 3 add up in the optimizer's shards; those of ZeRO 3 are the weights.
@@ -205,15 +214,15 @@ def _on_mesh(precision: Precision, zero: int) -> dict[str, Any]:
         "accumulate_bytes": BYTES[precision.accumulate] if zero < 2 else master,
         "shard_gradient_bytes": master,
         "master_bytes": master if rounded else 0,
-        "moment_bytes": 2 * master,
+        "moment_bytes": moments * master,
         "cast_bytes": compute if compute < weights else 0,
         "reduce_bytes": BYTES[precision.reduce],
         "gather_bytes": weights,
-        "saved_bytes": rounded * weights + 3 * master,
+        "saved_bytes": rounded * weights + (1 + moments) * master,
     }
 
 
-def _in_deepspeed(precision: Precision) -> dict[str, Any]:
+def _in_deepspeed(precision: Precision, moments: int) -> dict[str, Any]:
     """DeepSpeed computes with rounded weights beside its own float32 copy."""
     compute = _computed(precision)
     held = BYTES[compute]
@@ -225,11 +234,11 @@ def _in_deepspeed(precision: Precision) -> dict[str, Any]:
         "accumulate_bytes": BYTES[precision.accumulate] if added_up_beside else 0,
         "shard_gradient_bytes": 0,
         "master_bytes": exact if held < exact else 0,
-        "moment_bytes": 2 * exact,
+        "moment_bytes": moments * exact,
         "cast_bytes": 0,
         "reduce_bytes": BYTES[precision.reduce],
         "gather_bytes": held,
-        "saved_bytes": 3 * exact,
+        "saved_bytes": (1 + moments) * exact,
     }
 
 

@@ -20,7 +20,7 @@ from components.config.shape import stage_layers
 from components.config.stages import StagePlacement
 from components.errors import RecipeError
 from components.planner import memory, states
-from components.planner.job import TrainingJob, job_of, layout_of, number_bytes
+from components.planner.job import TrainingJob, job_of, layout_of, moments_of, number_bytes
 from components.planner.layouts import SEARCHED, LayoutFamily, Layouts
 from components.planner.memory import Moments, Verdict
 from components.planner.software import software_of
@@ -130,6 +130,7 @@ class Prices:
         self._hardware = hardware_of(template)
         self._software, _ = software_of(template.cluster)
         self._kept, self._precision = template.parallelism, template.precision
+        self._moments = moments_of(template.optimizer)
         # A copy: the template must not remember what follows from its own degrees.
         self._base = job_of(template.model_copy())
         self._samples = template.ramp.full_samples
@@ -182,7 +183,8 @@ class Prices:
         layers = self._once(cut, lambda: tuple(map(len, stage_layers(*cut))))
         layout = layout_of(degrees, layers=layers, devices_per_node=self._devices)
         numbers = self._once(
-            ("numbers", degrees.zero), lambda: number_bytes(self._precision, degrees)
+            ("numbers", degrees.zero),
+            lambda: number_bytes(self._precision, degrees, self._moments),
         )
         job = replace(self._base, layout=layout, recompute=degrees.recompute, **numbers)
         return self._with_size(job, size)

@@ -32,14 +32,15 @@ class DeviceParameters(NamedTuple):
 def held(job: TrainingJob, stage: int) -> DeviceParameters:
     """Count the parameters of one of the stages on one tensor and expert rank.
 
-    Matrices and norms over all heads are cut by the tensor degree, other norms and the router
-    are not; tied ends are held by both the first and the last stage of a pipeline, unless one
-    rank has both.
+    Matrices and norms over all heads are cut by the tensor degree; other norms, the router and
+    the activation's scalars are not. Tied ends are held by both the first and the last stage of
+    a pipeline, unless one rank has both.
     """
     shape, layout = job.shape, job.layout
     layers, tensor = layout.layers[stage], layout.tensor
     experts = (shape.mlp.num_experts or 0) * shape.mlp.expert_parameters(shape.dim)
     whole = 2 * shape.norm.parameters(shape.dim) + shape.mlp.router_parameters(shape.dim)
+    whole += shape.mlp.activation_parameters
     if shape.attention.norms_heads:
         whole += shape.attention.norm_parameters
     cut = shape.layer_parameters - experts - whole

@@ -27,6 +27,7 @@ from components.fault_tolerance.guards import StepGuard, StepVerdict
 from components.fault_tolerance.rank_health import RankFigures
 from components.model.decoder import Decoder
 from components.model.routing import RoutingTally
+from components.optim.ademamix import AdEMAMix
 from components.optim.loss_scale import LossScale
 from components.train.batches import StepBatches
 from components.train.read_ahead import ReadAhead
@@ -193,6 +194,8 @@ class Pretraining(LightningModule):
         """
         self.compute.begin(self.progress.step, len(batch))
         optimizer, tokens = self.recipe.optimizer, self.progress.tokens
+        if isinstance(self.engine.optimizer, AdEMAMix):
+            self.engine.optimizer.tokens = self._tokens_after(self.progress.step + 1)
         lr = float(optimizer["lr"] * self._schedule(tokens) * self.guard.lr_factor(tokens))
         clips = tokens >= optimizer["clip_after_tokens"]
         limit = float(optimizer["clip_norm"]) if clips else math.inf
@@ -239,16 +242,18 @@ class Pretraining(LightningModule):
         self.verdict = self.guard.judge(loss=agreed.loss, gradient_norm=agreed.gradient_norm)
         return None if self.verdict else agreed.norm
 
+    def _tokens_after(self, step: int) -> int:
+        return self.recipe.ramp.consumed_after(step) * self.recipe.budget.sequence_length
+
     def _record(self, norm: float, lr: float) -> None:
         """Move the clock on and note what the ranks have agreed on."""
         now, agreed = time.perf_counter(), self._agreed
         step = self.progress.step + 1
-        samples = self.recipe.ramp.consumed_after(step)
         self.guard.took(loss=agreed.loss, gradient_norm=norm)
         self._tokens_before = self.progress.tokens
         self.progress = RunProgress(
             step=step,
-            tokens=samples * self.recipe.budget.sequence_length,
+            tokens=self._tokens_after(step),
             loss_scale=self.engine.scale_state(),
             guard=self.guard.state(),
         )

@@ -178,6 +178,14 @@ def smollm3() -> Section:
     return section | {"num_layers": 5}
 
 
+def apertus() -> Section:
+    """Two maps and xIELU, and each head normalized by itself; rotation is not slowed."""
+    heads = {"num_kv_heads": 3, "qk_norm": RMS, "qk_norm_over": "each_head"}
+    plain = {"activation": "xielu", "gated": False}
+    section = _section(positions=ROTARY, norm=RMS, mlp=plain, attention=heads)
+    return section | {"tied_embeddings": False}
+
+
 def _slowed(section: Section, name: str, **numbers: float) -> Section:
     scaling = {"_target_": f"components.model.rotary_scaling.{name}", "factor": 4.0, **numbers}
     return section | {"positions": section["positions"] | {"scaling": scaling}}
@@ -226,12 +234,17 @@ def mistral() -> Section:
     return section
 
 
+def apertus_slowed() -> Section:
+    turns = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0}
+    return _slowed(apertus(), "Llama3Scaling", **turns, original_tokens=12)
+
+
 SECTIONS = {
     make.__name__: make
     for make in (
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
-        *(olmoe, olmoe_renormalized, olmo2, qwen3, smollm3),
-        *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed),
+        *(olmoe, olmoe_renormalized, olmo2, qwen3, smollm3, apertus),
+        *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed, apertus_slowed),
         *(olmo3, olmo3_in_one_length, mistral),
     )
 }

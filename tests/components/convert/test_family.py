@@ -12,6 +12,7 @@ from tests.components.convert.conftest import (
     RMS,
     SECTIONS,
     Section,
+    apertus,
     bloom,
     gpt2,
     llama,
@@ -20,11 +21,11 @@ from tests.components.convert.conftest import (
 )
 
 
-def test_ten_families_are_found() -> None:
+def test_every_family_is_found() -> None:
     found = {family.model_type for family in all_families()}
     assert found == {
         *("bloom", "gpt2", "llama", "olmo", "olmoe", "olmo2"),
-        *("qwen3", "smollm3", "olmo3", "mistral"),
+        *("qwen3", "smollm3", "olmo3", "mistral", "apertus"),
     }
 
 
@@ -52,6 +53,8 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
         (changed(olmoe(), "mlp", "routing", "uniform"), "model.mlp.routing", "learned"),
         (changed(olmoe(), "norm", "eps", 1e-6), "model.attention.qk_norm", "OlmoeFor"),
         (changed(gpt2(), "norm", "bias", False), "model.norm", "LayerNorm with weight, eps"),
+        (changed(llama(), "mlp", "activation", "xielu"), "model.mlp.activation", "to train"),
+        (changed(apertus(), "mlp", "bias", True), "model.mlp", "ApertusForCausalLM but for"),
     ],
 )
 def test_a_feature_that_no_class_has_is_named(section: Section, path: str, words: str) -> None:

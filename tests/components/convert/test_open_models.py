@@ -3,6 +3,7 @@
 What they compute, gradients included, is held against the classes of ``transformers``.
 """
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -128,8 +129,38 @@ MISTRAL: Config = {  # mistralai/Mistral-7B-v0.1, config.json
 # The smallest of the same series (arXiv 2505.09388, table 1), whose ends are tied.
 QWEN3_06B = dict(QWEN3, hidden_size=1_024, intermediate_size=3_072, num_hidden_layers=28)
 QWEN3_06B |= {"num_attention_heads": 16, "tie_word_embeddings": True}
+APERTUS: Config = {  # swiss-ai/Apertus-8B-2509, config.json
+    "model_type": "apertus",
+    "attention_bias": False,
+    "hidden_act": "xielu",
+    "hidden_size": 4_096,
+    "intermediate_size": 21_504,
+    "max_position_embeddings": 65_536,
+    "mlp_bias": False,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "post_norm": False,
+    "qk_norm": True,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8_192,
+        "rope_type": "llama3",
+        "type": "llama3",
+    },
+    "rope_theta": 12_000_000,
+    "tie_word_embeddings": False,
+    "vocab_size": 131_072,
+}
+# arXiv 2509.14233, table 1, in the same keys.
+APERTUS_70B = dict(APERTUS, hidden_size=8_192, intermediate_size=43_008, num_hidden_layers=80)
+APERTUS_70B |= {"num_attention_heads": 64}
 
-# By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B, 8.2 B, 7 B, 32 B, 7.24 B.
+# By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B, 8.2 B, 7 B, 32 B, 7.24 B,
+# 8 B and 70 B.
 COUNTS: dict[str, tuple[Config, int]] = {
     "OLMo-2 1B": (OLMO2, 1_484_916_736),
     "OLMo-2 7B": (OLMO2_7B, 7_298_617_344),
@@ -141,10 +172,13 @@ COUNTS: dict[str, tuple[Config, int]] = {
     "OLMo-3 32B, first stage": (OLMO3_32B | {"vocab_size": 100_352}, 32_234_279_936),
     "OLMo-3 32B": (OLMO3_32B, 32_233_522_176),
     "Mistral 7B": (MISTRAL, 7_241_732_096),
+    "Apertus 8B": (APERTUS, 8_053_338_176),
+    "Apertus 70B": (APERTUS_70B, 70_599_864_480),
 }
 PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "olmo2": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "qwen3": {"qk_norm_over": "each_head"},
+    "apertus": {"qk_norm_over": "each_head", "mlp": {"activation": "xielu", "gated": False}},
     "smollm3": {},
     "olmo3": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "mistral": {},
@@ -162,10 +196,9 @@ def section_of(config: Config) -> Section:
         positions |= {"_target_": "components.model.positions.InterleavedRotary"}
         positions["skip_every"] = every
     if scaling := config.get("rope_scaling"):
-        numbers = {key: scaling[key] for key in ("factor", "beta_fast", "beta_slow")}
-        numbers |= {"_target_": "components.model.rotary_scaling.YarnScaling"}
-        numbers["original_tokens"] = scaling["original_max_position_embeddings"]
-        positions |= {"scaling": numbers, "local_base": positions["base"]}
+        positions["scaling"] = scaling_of(scaling)
+        if "sliding_window" in config:
+            positions["local_base"] = positions["base"]
     window = config.get("sliding_window")
     types = config.get("layer_types", ["sliding_attention" if window else "full_attention"])
     heads = config["num_attention_heads"]
@@ -202,6 +235,7 @@ def section_of(config: Config) -> Section:
             "activation": "silu",
             "gated": True,
             "bias": False,
+            **parts.get("mlp", {}),
         },
         "initialization": {
             "_target_": "components.model.initialization.Normal",
@@ -213,10 +247,26 @@ def section_of(config: Config) -> Section:
     }
 
 
+def scaling_of(config: Config) -> Section:
+    room = "components.model.rotary_scaling"
+    length = config["original_max_position_embeddings"]
+    numbers = {"factor": config["factor"], "original_tokens": length}
+    if config.get("rope_type") == "llama3":
+        names = {"low_frequency_factor": "low_freq_factor"}
+        names |= {"high_frequency_factor": "high_freq_factor"}
+        kind = "Llama3Scaling"
+    else:
+        names, kind = {key: key for key in ("beta_fast", "beta_slow")}, "YarnScaling"
+    return {"_target_": f"{room}.{kind}", **numbers} | {
+        ours: config[theirs] for ours, theirs in names.items()
+    }
+
+
 def theirs_of(config: Config) -> Any:
     """Build the class of ``transformers`` that such a ``config.json`` stands for."""
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    kind = {key: value for key, value in config.items() if key != "model_type"} | ids
+    copied = deepcopy(config)  # which it changes
+    kind = {key: value for key, value in copied.items() if key != "model_type"} | ids
     return AutoModelForCausalLM.from_config(
         AutoConfig.for_model(config["model_type"], **kind, attn_implementation="eager")
     )
@@ -274,6 +324,17 @@ def test_windows_follow_from_their_interval_and_rotations_from_either_spelling()
     assert family.stated(OLMO3 | hot) != ours
 
 
+def test_a_scaling_that_is_not_said_is_the_class_s_own_and_null_is_none() -> None:
+    kept = {key: value for key, value in APERTUS.items() if key != "rope_scaling"}
+    slowed, plain = (section_of(config) for config in (APERTUS, kept))
+    family = choose_family(read_features(slowed))
+    assert family.stated(kept) == family.shape(read_features(slowed))
+    as_written = family.shape(read_features(plain))
+    assert family.stated(kept | {"rope_scaling": None}) == as_written
+    theirs = AutoConfig.for_model("apertus", **deepcopy(as_written))
+    assert theirs.rope_parameters == {"rope_type": "default", "rope_theta": 12_000_000}
+
+
 SMALLER: Config = {"hidden_size": 64, "intermediate_size": 172, "vocab_size": 301}
 FEWER: Config = {"num_attention_heads": 4, "num_key_value_heads": 2}
 SMALL: dict[str, Config] = {
@@ -288,6 +349,7 @@ SMALL: dict[str, Config] = {
     | {"layer_types": OLMO3["layer_types"][:5]}
     | {"rope_scaling": OLMO3["rope_scaling"] | {"original_max_position_embeddings": 16}},
     "mistral": MISTRAL | SMALLER | FEWER | {"num_hidden_layers": 3, "sliding_window": 11},
+    "apertus": APERTUS | SMALLER | {"num_hidden_layers": 3, "num_attention_heads": 8},
 }
 
 
@@ -305,6 +367,7 @@ def test_made_small_it_computes_what_the_class_computes(model: str) -> None:
     found = theirs.load_state_dict(mapped(dict(ours.named_parameters())), strict=False)
     assert not found.unexpected_keys
     assert set(found.missing_keys) <= {"lm_head.weight"}  # tied
+    constants = {name for name, _ in theirs.named_buffers()}
     batch = torch.randint(301, (2, 65), generator=torch.Generator().manual_seed(5))
     inputs, targets = batch[:, :-1], batch[:, 1:]
     logits = theirs(inputs).logits
@@ -313,5 +376,7 @@ def test_made_small_it_computes_what_the_class_computes(model: str) -> None:
     ours.loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
     gradients = {name: value.grad for name, value in ours.named_parameters()}
     for name, gradient in mapped(gradients).items():  # type: ignore[arg-type]  # none is None
+        if name in constants:
+            continue
         wanted = theirs.get_parameter(name).grad
         assert distance(gradient, wanted) < GRADIENT_TOLERANCE, name

@@ -28,6 +28,7 @@ RMS_NORM = partial(Norm, eps=1e-5, center=False, weight=True, bias=False)
 LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=True, bias=True)
 BARE_LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=False, bias=False)
 SWIGLU = partial(MLP, ffn_dim=32, activation="silu", gated=True, bias=False)
+XIELU = partial(MLP, ffn_dim=32, activation="xielu", gated=False, bias=False)
 GELU = partial(MLP, ffn_dim=32, activation="gelu", gated=False, bias=True)
 
 

@@ -20,7 +20,7 @@ from tests.components.distributed.data_cases import (
 )
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import GELU, SWIGLU, Parts
+from tests.components.distributed.tensor_cases import GELU, SWIGLU, XIELU, Parts
 
 # Double precision has 16 digits; sums in another order cost the last one or two.
 TOLERANCE = 1e-13
@@ -43,9 +43,11 @@ def assert_as_one_process(trained: list[Trained]) -> None:
             assert torch.equal(weight, trained[0].weights[name]), name
 
 
-@pytest.mark.quick("even-1", "one row-3")
+@pytest.mark.quick("even-1", "one row-3", "two scalars-1", "two scalars-2", "two scalars-3")
 @stages
-@pytest.mark.parametrize("parts", [EVEN, ONE_ROW], ids=["even", "one row"])
+@pytest.mark.parametrize(
+    "parts", [EVEN, ONE_ROW, Parts(mlp=XIELU)], ids=["even", "one row", "two scalars"]
+)
 def test_two_ranks_train_as_one_process_does(two_ranks: Ranks, parts: Parts, zero: int) -> None:
     assert_as_one_process(two_ranks(train, parts, Layout(shard=2, zero=zero)))
 

@@ -13,7 +13,7 @@ from components.model.positions import Learned
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.microbatches_cases import Found, run_steps
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import GELU, LAYER_NORM, LENGTH, Parts
+from tests.components.distributed.tensor_cases import GELU, LAYER_NORM, LENGTH, XIELU, Parts
 
 # Double precision has 16 digits; where tensor ranks sum, the last three differ.
 TOLERANCE = 1e-13
@@ -142,6 +142,22 @@ def test_stages_of_sliced_tensor_ranks_compute_what_one_process_does(
     layout = SCHEDULES[schedule]._replace(pipeline=2, tensor=2, sequence_parallel=True)
     found = four_ranks(run_steps, GPT, layout, [4], False)
     assert_as_one_process(found, 4, TENSOR_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        SCHEDULES["zero_bubble"]._replace(pipeline=2),
+        Layout(tensor=2, sequence_parallel=True, recompute="selective"),
+    ],
+    ids=["zero_bubble", "recomputed"],
+)
+def test_a_trained_activation_computes_what_one_process_does(
+    two_ranks: Ranks, layout: Layout
+) -> None:
+    """Its scalars' gradients come with those of weights, and once of a layer computed twice."""
+    parts = GPT._replace(mlp=XIELU)
+    assert_as_one_process(two_ranks(run_steps, parts, layout, [4], False), 4, TENSOR_TOLERANCE)
 
 
 def test_without_stages_ranks_accumulate_as_one_process_does(two_ranks: Ranks) -> None:

@@ -14,6 +14,7 @@ from tests.components.distributed.tensor_cases import (
     LENGTH,
     RMS_NORM,
     SWIGLU,
+    XIELU,
     Difference,
     Parts,
     compare,
@@ -39,6 +40,7 @@ BLOOM = Parts(
 )
 GPT = Parts(num_kv_heads=8, bias=True, tied=True, positions=LEARNED, mlp=GELU, norm=LAYER_NORM)
 HEAD_NORMS = Parts(qk_norm=RMS_NORM, qk_norm_over="each_head")
+APERTUS = HEAD_NORMS._replace(mlp=XIELU)
 NORMS_AFTER = Parts(qk_norm=RMS_NORM, norm_placement="after")
 FAMILIES = {
     "llama": LLAMA,
@@ -56,6 +58,7 @@ FAMILIES = {
     "query-key norm of each head": HEAD_NORMS,
     "one group, query-key norm of each head": HEAD_NORMS._replace(num_kv_heads=1),
     "norms after": NORMS_AFTER,
+    "a trained activation": APERTUS,
     "norms after, with biases": Parts(bias=True, mlp=GELU, norm_placement="after"),
     "a layer that does not rotate": Parts(
         positions=partial(InterleavedRotary, base=10_000.0, skip_every=2)

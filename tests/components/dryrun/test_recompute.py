@@ -85,10 +85,21 @@ def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(
 @pytest.mark.parametrize("over", ["all_heads", "each_head"])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_norms_of_queries_and_keys_are_planned(over: str, tensor: int) -> None:
-    words = (
-        *("recipe=teuken7b", "parallelism.recompute=none", f"parallelism.tensor={tensor}"),
+    assert_planned(
+        *("recipe=teuken7b", f"parallelism.tensor={tensor}"),
         *(f"model.attention.qk_norm_over={over}", QK_NORM),
     )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("activation", ["xielu", "relu_squared"])
+def test_an_mlp_of_two_maps_is_planned(activation: str) -> None:
+    words = (QK_NORM, "model.mlp.gated=false", f"model.mlp.activation={activation}")
+    assert_planned("recipe=teuken7b", *words)
+
+
+def assert_planned(*words: str) -> None:
+    words = (*words, "parallelism.recompute=none")
     (job, fewer), (_, more) = (rehearsed(depth, words) for depth in DEPTHS)
     each = (most(more)["activations"] - most(fewer)["activations"]) / (DEPTHS[1] - DEPTHS[0])
     planned = layer.layer_bytes_per_token(job) * job.microbatch_tokens

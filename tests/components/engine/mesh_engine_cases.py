@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from components.distributed.mesh import sum_over_ranks
 from components.engine.mesh_engine import MeshEngine
+from components.optim.ademamix import AdEMAMix
 from components.optim.loss_scale import LossScale
 from components.optim.muon import Muon
 from tests.components.distributed.layout_cases import (
@@ -45,6 +46,27 @@ def muon(named: Named) -> torch.optim.Optimizer:
         clip_norm=1.0,
         clip_after_tokens=0,
     )
+
+
+def ademamix(named: Named) -> torch.optim.Optimizer:
+    """Make an AdEMAMix in the midst of its warm-ups, whose slow mean weighs as the fast one."""
+    optimizer = AdEMAMix(
+        parameters=named,
+        lr=RATE,
+        beta1=0.9,
+        beta2=0.95,
+        beta3=0.99,
+        alpha=8.0,
+        alpha_warmup_tokens=1_000,
+        beta3_warmup_tokens=2_000,
+        eps=1e-2,
+        weight_decay=0.1,
+        decay="matrices",
+        clip_norm=1.0,
+        clip_after_tokens=0,
+    )
+    optimizer.tokens = 500
+    return optimizer
 
 
 def clipped_steps(

@@ -26,6 +26,10 @@ STAGES = [
     ("parallelism.zero=3", "parallelism.offload_optimizer=true"),
     ("parallelism.zero=3", "parallelism.recompute=full"),
 ]
+ADEMAMIX = (
+    *("optimizer=ademamix", "optimizer.beta3=0.99", "optimizer.eps=1.0e-3"),
+    *("optimizer.alpha_warmup_tokens=0", "optimizer.beta3_warmup_tokens=0"),
+)
 BFLOAT16 = ("precision.compute=bfloat16", "precision.loss_scale=none")
 # The scale is near what gradients bear: some steps overflow, after others it grows.
 FLOAT16 = (
@@ -50,7 +54,11 @@ def ranks() -> Iterator[Ranks]:
 
 
 @pytest.mark.quick("parallelism.zero=3")
-@pytest.mark.parametrize("words", STAGES, ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [*STAGES, (*STAGES[1], *ADEMAMIX), (*STAGES[3], *ADEMAMIX)],
+    ids=lambda words: " ".join(words[:2]),
+)
 def test_from_the_same_bits_on_every_step_is_ours(ranks: Ranks, words: tuple[str, ...]) -> None:
     for found in ranks(train, *words):
         assert found.at_start == 0
@@ -58,11 +66,15 @@ def test_from_the_same_bits_on_every_step_is_ours(ranks: Ranks, words: tuple[str
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", STAGES[:6], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [*STAGES[:6], *((*one, *ADEMAMIX) for one in STAGES[:4])],
+    ids=lambda words: " ".join(words[:2]),
+)
 def test_either_engine_goes_on_from_the_others_checkpoint(
     ranks: Ranks, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    ours = ("mesh", "parallelism.zero=2")
+    ours = ("mesh", "parallelism.zero=2", *(ADEMAMIX if ADEMAMIX[0] in words else ()))
     for both_ways in ranks(change, tmp_path, ("deepspeed", *words), ours):
         for changed in both_ways:
             assert changed.at_once == 0

@@ -4,8 +4,9 @@ import pytest
 
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import Parts
+from tests.components.distributed.tensor_cases import XIELU, Parts
 from tests.components.engine.mesh_engine_cases import (
+    ademamix,
     clipped_steps,
     goes_on_with_its_scale,
     muon,
@@ -56,6 +57,24 @@ def test_muon_of_both_is_muon_of_matrices(four_ranks: Ranks, zero: int) -> None:
     layout = Layout(tensor=2, shard=2, zero=zero)
     for apart in four_ranks(clipped_steps, Parts(), layout, 0.3, muon):
         assert apart < 1e-9
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [*(Layout(shard=2, zero=zero) for zero in (1, 2, 3)), Layout(tensor=2), Layout(pipeline=2)],
+    ids=["zero 1", "zero 2", "zero 3", "tensor", "pipeline"],
+)
+def test_ademamix_of_shards_is_that_of_whole_weights(two_ranks: Ranks, layout: Layout) -> None:
+    parts = Parts(mlp=XIELU)  # whose scalars some ranks have no part of
+    for apart in two_ranks(clipped_steps, parts, layout, 0.3, ademamix):
+        assert apart < 1e-11
+
+
+@pytest.mark.long
+def test_ademamix_of_both_is_that_of_whole_weights(four_ranks: Ranks) -> None:
+    layout = Layout(tensor=2, shard=2, zero=3)
+    for apart in four_ranks(clipped_steps, Parts(mlp=XIELU), layout, 0.3, ademamix):
+        assert apart < 1e-11
 
 
 def test_a_loss_scale_goes_on_from_its_state(two_ranks: Ranks) -> None:

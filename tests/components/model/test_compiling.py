@@ -14,6 +14,7 @@ from components.model import attention_kernels
 from components.model.attention import ForwardScope
 from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
+from components.model.mlp import MLP
 from components.model.moe import Experts, expert_layers
 from components.model.positions import Alibi, InterleavedRotary, Placement, Rotary
 from components.model.recompute import checkpoint_activations
@@ -44,6 +45,7 @@ FEW_EXPERTS = partial(
     path="grouped",
 )
 
+TRAINED = partial(MLP, ffn_dim=77, activation="xielu", gated=False, bias=False)
 HEAD_NORMS = {"qk_norm": RMS_NORM, "qk_norm_over": "each_head"}
 
 
@@ -105,7 +107,9 @@ def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", [{"positions": Alibi}, {"mlp": FEW_EXPERTS}, HEAD_NORMS])
+@pytest.mark.parametrize(
+    "part", [{"positions": Alibi}, {"mlp": FEW_EXPERTS}, HEAD_NORMS, {"mlp": TRAINED}]
+)
 def test_discounts_and_experts_compile_too(
     small_decoder: Build, part: dict[str, object]
 ) -> None:

@@ -116,6 +116,21 @@ def test_biases_start_at_zero() -> None:
     assert not model.mlp.down.bias.any()
 
 
+def test_scalars_of_an_activation_start_at_its_constants(
+    small_decoder: Callable[..., Decoder],
+) -> None:
+    mlp = partial(MLP, ffn_dim=8, activation="xielu", gated=False, bias=False)
+    model = small_decoder(mlp=mlp)
+    starts = {name: one.clone() for name, one in model.named_parameters() if "alpha" in name}
+    assert len(starts) == 2 * model.num_layers
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    draw_weights(model, seed=7)
+    parameters = dict(model.named_parameters())
+    assert all(torch.equal(parameters[name], start) for name, start in starts.items())
+
+
 def test_the_padding_row_alone_starts_at_zero(small_decoder: Callable[..., Decoder]) -> None:
     plain, padded = small_decoder(), small_decoder(padding_row=5)
     draw_weights(plain, seed=7)

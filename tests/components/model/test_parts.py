@@ -6,12 +6,13 @@ from typing import Literal, TypeVar
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.attention_backends import BACKENDS
 from components.errors import RecipeError
 from components.model.attention import Attention, ForwardScope
-from components.model.mlp import MLP
+from components.model.mlp import MLP, XIELU
 from components.model.norms import Norm
 from components.model.positions import Placement, Positions, Rotary, Rotation
 
@@ -137,11 +138,30 @@ def _silu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-x))
 
 
+def _relu_squared(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x**2, 0.0)
+
+
+def _xielu(x: Tensor, alpha: float | Tensor = 0.8, below: float | Tensor = 0.8) -> Tensor:
+    eps = torch.tensor(-1e-6, dtype=x.dtype)
+    return torch.where(
+        x > 0, alpha * x**2 + 0.5 * x, below * (torch.expm1(torch.min(x, eps)) - x) + 0.5 * x
+    )
+
+
 @pytest.mark.parametrize(
-    ("activation", "formula"), [("silu", _silu), ("gelu", _gelu), ("gelu_tanh", _gelu_tanh)]
+    ("activation", "formula"),
+    [
+        ("silu", _silu),
+        ("gelu", _gelu),
+        ("gelu_tanh", _gelu_tanh),
+        ("relu_squared", _relu_squared),
+        ("xielu", _xielu),
+    ],
 )
 def test_the_mlp_is_its_formula_plain_and_gated(
-    activation: Literal["silu", "gelu", "gelu_tanh"], formula: Callable[[Tensor], Tensor]
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu_squared", "xielu"],
+    formula: Callable[[Tensor], Tensor],
 ) -> None:
     hidden = torch.randn(2, 3, 8)
     gated = MLP(dim=8, ffn_dim=11, activation=activation, gated=True, bias=False)
@@ -152,3 +172,44 @@ def test_the_mlp_is_its_formula_plain_and_gated(
     plain = MLP(dim=8, ffn_dim=11, activation=activation, gated=False, bias=True)
     inner = formula(hidden @ plain.up.weight.T + plain.up.bias)
     torch.testing.assert_close(plain(hidden), inner @ plain.down.weight.T + plain.down.bias)
+
+
+def test_xielu_starts_with_its_published_values() -> None:
+    found = XIELU()(torch.tensor([-3.0, -1.0, 0.0, 1.0, 3.0]))
+    torch.testing.assert_close(found, torch.tensor([0.139830, -0.205696, -8e-7, 1.3, 8.7]))
+
+
+def test_gradients_of_xielu_and_of_its_scalars_are_autograds_of_the_formula() -> None:
+    ours = XIELU().double()
+    with torch.no_grad():
+        ours.alpha_p.fill_(0.3)
+        ours.alpha_n.fill_(-1.1)
+    scalars = [one.detach().clone().requires_grad_() for one in (ours.alpha_p, ours.alpha_n)]
+    x = torch.cat([torch.randn(4, 50).double().flatten(), torch.tensor([-5e-7, -2e-6, -800.0])])
+    given, upstream = (x.clone().requires_grad_() for _ in range(2)), torch.randn(203).double()
+    one, other = given
+    formula = _xielu(
+        other, *(F.softplus(a) + b for a, b in zip(scalars, (0.0, 0.5), strict=True))
+    )
+    result = ours(one)
+    torch.testing.assert_close(result, formula, rtol=1e-12, atol=1e-12)
+    found = torch.autograd.grad(result, (one, ours.alpha_p, ours.alpha_n), upstream)
+    expected = torch.autograd.grad(formula, (other, *scalars), upstream)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_xielu_keeps_its_input_alone_and_computes_bfloat16_in_float32() -> None:
+    part, x = XIELU().bfloat16(), torch.randn(64, 32).bfloat16().requires_grad_()
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = part(x)
+    assert sum(one.nbytes for one in kept if one.numel() > 1) == x.nbytes
+    assert result.dtype == torch.bfloat16
+    alphas = (F.softplus(a.float()) for a in (part.alpha_p, part.alpha_n))
+    exact = _xielu(x.float(), next(alphas), 0.5 + next(alphas))
+    torch.testing.assert_close(result, exact.bfloat16(), rtol=0, atol=0)

@@ -310,6 +310,15 @@ def test_norms_over_all_heads_are_cut_and_those_of_each_head_held_whole() -> Non
     assert counts["each_head"] == (32 * both * 2 * 128, 32 * both * 2 * 128)
 
 
+def test_the_activations_scalars_are_held_whole_by_each_tensor_rank() -> None:
+    trained = MIDDLE.mlp.model_copy(update={"activation": "xielu"})
+    shape = MIDDLE.model_copy(update={"mlp": trained})
+    for tensor in (1, 4):
+        here = layout(tensor=tensor)
+        one, other = (held(job(each, here), 0).dense for each in (shape, MIDDLE))
+        assert one - other == 32 * 2
+
+
 def test_layers_that_do_not_rotate_keep_queries_and_keys_once() -> None:
     kept = {}
     for skip_every in (None, 4, 1):

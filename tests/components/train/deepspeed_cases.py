@@ -55,16 +55,18 @@ STEPS = (Step(1, 0.01, torch.inf), Step(3, 0.02, 0.3), Step(2, 0.005, 0.2))
 
 
 @cache
-def composed() -> Recipe:
+def composed(*choices: str) -> Recipe:
     """Compose once, in float32: it takes longer than a case does."""
     dtypes = [f"precision.{key}=float32" for key in ("compute", "accumulate", "reduce")]
-    return compose_recipe(read_point([*TINY, *dtypes]))
+    return compose_recipe(read_point([*TINY, *dtypes, *choices]))
 
 
 def recipe_of(engine: str, words: Words) -> Recipe:
     """Change what the words say; our engine offloads nothing."""
-    tree = composed().model_dump(mode="json")
-    for word in (f"parallelism.engine={engine}", *words):
+    choices = [word for word in words if word.startswith("optimizer=")]
+    tree = composed(*choices).model_dump(mode="json")
+    settings = [word for word in words if word not in choices]
+    for word in (f"parallelism.engine={engine}", *settings):
         key, _, value = word.partition("=")
         section, _, name = key.partition(".")
         if engine == "deepspeed" or name != "offload_optimizer":
@@ -199,7 +201,8 @@ class Apart(NamedTuple):
 
 def train(*words: str) -> Apart:
     """Take the same steps with both engines, evaluate before and after."""
-    ours, theirs = engine_of("mesh"), engine_of("deepspeed", *words)
+    same = [word for word in words if word.startswith("optimizer")]
+    ours, theirs = engine_of("mesh", *same), engine_of("deepspeed", *words)
     at_start, before = apart(theirs, ours), losses_apart(theirs, ours)
     gradients = [keep_gradients(engine) for engine in (ours, theirs)]
     norms = [take(engine, enumerate(STEPS)) for engine in (ours, theirs)]
@@ -249,7 +252,8 @@ def change(folder: Path, first: Words, second: Words) -> list[Changed]:
     """Save with the first engine and go on with the second, then the other way round."""
     engines = [engine_of(*first), engine_of(*second)]
     take(engines[0], enumerate(STEPS))
-    ours = save_checkpoint(folder / "ours", engine_of("mesh").state, RunProgress(0, 0))
+    same = [word for word in first if word.startswith("optimizer")]
+    ours = save_checkpoint(folder / "ours", engine_of("mesh", *same).state, RunProgress(0, 0))
     found = []
     for number, (before, after) in enumerate([engines, engines[::-1]]):
         saved = save_checkpoint(folder / str(number), before.state, RunProgress(3, 30))
