@@ -21,6 +21,7 @@ from tests.components.convert.test_parity import (
     GRADIENT_TOLERANCE,
     LOGITS_TOLERANCE,
     distance,
+    in_memory,
 )
 
 Config = dict[str, Any]
@@ -78,18 +79,46 @@ QWEN3: Config = {  # Qwen/Qwen3-8B, config.json
 # The smallest of the same series (arXiv 2505.09388, table 1), whose ends are tied.
 QWEN3_06B = dict(QWEN3, hidden_size=1_024, intermediate_size=3_072, num_hidden_layers=28)
 QWEN3_06B |= {"num_attention_heads": 16, "tie_word_embeddings": True}
+QWEN3_MOE: Config = {  # Qwen/Qwen3-30B-A3B, config.json
+    "model_type": "qwen3_moe",
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2_048,
+    "intermediate_size": 6_144,
+    "max_position_embeddings": 40_960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1_000_000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151_936,
+}
 
-# By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B and 8.2 B.
+# By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B, 8.2 B and 30.5 B.
 COUNTS: dict[str, tuple[Config, int]] = {
     "OLMo-2 1B": (OLMO2, 1_484_916_736),
     "OLMo-2 7B": (OLMO2_7B, 7_298_617_344),
     "SmolLM3-3B": (SMOLLM3, 3_075_098_624),
     "Qwen3-0.6B": (QWEN3_06B, 596_049_920),
     "Qwen3-8B": (QWEN3, 8_190_735_360),
+    "Qwen3-30B-A3B": (QWEN3_MOE, 30_532_122_624),
 }
 PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "olmo2": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "qwen3": {"qk_norm_over": "each_head"},
+    "qwen3_moe": {"qk_norm_over": "each_head"},
     "smollm3": {},
 }
 
@@ -130,14 +159,7 @@ def section_of(config: Config) -> Section:
             "dropout": 0.0,
             "backends": ["flash"],
         },
-        "mlp": {
-            "_target_": "components.model.mlp.MLP",
-            "_partial_": True,
-            "ffn_dim": config["intermediate_size"],
-            "activation": "silu",
-            "gated": True,
-            "bias": False,
-        },
+        "mlp": experts_of(config) if "num_experts" in config else mlp_of(config),
         "initialization": {
             "_target_": "components.model.initialization.Normal",
             "std": 0.02,
@@ -145,6 +167,35 @@ def section_of(config: Config) -> Section:
             "padding_row": None,
         },
         "init_from": "none",
+    }
+
+
+def mlp_of(config: Config) -> Section:
+    return {
+        "_target_": "components.model.mlp.MLP",
+        "_partial_": True,
+        "ffn_dim": config["intermediate_size"],
+        "activation": "silu",
+        "gated": True,
+        "bias": False,
+    }
+
+
+def experts_of(config: Config) -> Section:
+    return {
+        "_target_": "components.model.moe.Experts",
+        "_partial_": True,
+        "num_experts": config["num_experts"],
+        "top_k": config["num_experts_per_tok"],
+        "ffn_dim": config["moe_intermediate_size"],
+        "activation": "silu",
+        "gated": True,
+        "renormalize": config["norm_topk_prob"],
+        "routing": "learned",
+        "auxiliary_loss": config["router_aux_loss_coef"],
+        "auxiliary_scope": "layer",
+        "z_loss": 0.0,
+        "path": "auto",
     }
 
 
@@ -193,6 +244,9 @@ SMALL: dict[str, Config] = {
     "olmo2": OLMO2 | SMALLER | {"num_hidden_layers": 3},
     "smollm3": SMOLLM3 | SMALLER | {"num_hidden_layers": 5},
     "qwen3": QWEN3 | SMALLER | {"num_hidden_layers": 3, "head_dim": 8},
+    "qwen3_moe": QWEN3_MOE
+    | SMALLER
+    | {"num_hidden_layers": 2, "head_dim": 8, "moe_intermediate_size": 24},
 }
 
 
@@ -205,7 +259,8 @@ def test_made_small_it_computes_what_the_class_computes(model: str) -> None:
     ours, theirs = random_model(section), theirs_of(config).eval()
 
     def mapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return dict(their_tensors(tensors, family, features, rows=config["vocab_size"]))
+        one_by_one = their_tensors(tensors, family, features, rows=config["vocab_size"])
+        return in_memory(dict(one_by_one), section)
 
     found = theirs.load_state_dict(mapped(dict(ours.named_parameters())), strict=False)
     assert not found.unexpected_keys
