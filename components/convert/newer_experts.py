@@ -14,7 +14,6 @@ EXPERTS = Need(
     "mlp.num_experts", "it is a mixture of experts", lambda m: m.mlp.num_experts is not None
 )
 GATED_EXPERTS = Need("mlp", "its experts are gated and have no bias", is_gated)
-LEARNED = Need("mlp.routing", "its router is learned", lambda m: m.mlp.routing == "learned")
 
 
 class Qwen3Moe(Olmoe):
@@ -27,7 +26,7 @@ class Qwen3Moe(Olmoe):
         family.RMS_NORM,
         EXPERTS,
         GATED_EXPERTS,
-        LEARNED,
+        *family.PLAIN_ROUTER,
         Need(
             "attention.qk_norm",
             "it normalizes each head of queries and keys, else like all",

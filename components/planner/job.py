@@ -5,7 +5,8 @@ base of the degrees, the first axis of ``rank_order`` being the slowest, as the 
 deals them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -83,12 +84,21 @@ class ParallelLayout:
 
     def recomputed_of(self, rank: int) -> int:
         """Count the layers of a pipeline rank whose number ``recompute_every`` divides."""
-        every = self.recompute_every
-        if every == 1:
-            return self.layers_of(rank)
         ends = list(accumulate(self.layers, initial=0))
-        upto = [-(-end // every) for end in ends]  # of the layers before each stage's end
-        return sum(upto[stage + 1] - upto[stage] for stage in self.stages_of(rank))
+        stages = self.stages_of(rank)
+        return sum(self.recomputed_of_range(ends[one], ends[one + 1]) for one in stages)
+
+    def recomputed_of_range(self, first: int, end: int) -> int:
+        """Count the same of the layers from ``first`` to ``end``, which is not among them."""
+        return -(-end // self.recompute_every) - -(-first // self.recompute_every)
+
+
+class LayerKind(NamedTuple):
+    """So many layers that are alike, those of them that are recomputed, and a job of such."""
+
+    job: "TrainingJob"
+    layers: int
+    recomputed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +149,27 @@ class TrainingJob:
     def microbatch_tokens(self) -> float:
         """Tokens of one microbatch on one context rank."""
         return self.microbatch_sequences * self.sequence_length / self.layout.context
+
+    @cached_property
+    def dense(self) -> "TrainingJob":
+        """The same with nothing but layers like the leading ones, which have no experts."""
+        replicas = self.layout.data * self.layout.expert
+        layout = replace(self.layout, data=replicas, expert=1)
+        return replace(self, shape=self.shape.dense, layout=layout)
+
+    def kinds_of(self, stages: Iterable[int]) -> tuple[LayerKind, ...]:
+        """Count the layers of these stages: the leading ones, if there are, and all others."""
+        leading, count = self.shape.leading_layers, self.layout.recomputed_of_range
+        ends = list(accumulate(self.layout.layers, initial=0))
+        parts = [(ends[stage], ends[stage + 1]) for stage in stages]
+        others = [(max(first, leading), max(end, leading)) for first, end in parts]
+        kinds = [(self, others)]
+        if leading:
+            kinds.append((self.dense, [(min(a, leading), min(b, leading)) for a, b in parts]))
+        return tuple(
+            LayerKind(job, sum(b - a for a, b in ranges), sum(count(*one) for one in ranges))
+            for job, ranges in kinds
+        )
 
 
 def job_of(recipe: Recipe) -> TrainingJob:

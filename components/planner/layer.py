@@ -66,6 +66,7 @@ def _kept_selectively(job: TrainingJob) -> float:
     cut += 2.0 * (2 if shape.mlp.gated else 1) * copies * shape.mlp.ffn_dim
     if shape.mlp.num_experts:
         cut += 2.0 * shape.mlp.num_experts + 12.0 * copies
+        cut += 2.0 * (2 if shape.mlp.gated else 1) * (shape.mlp.shared_ffn_dim or 0)
     if layout.expert > 1:
         gathers = layout.expert_dispatch == "all_gather"
         cut += hidden * (layout.expert if gathers else copies)
@@ -97,14 +98,24 @@ def _attention(job: TrainingJob) -> tuple[float, float]:
 
 
 def _mlp(job: TrainingJob) -> tuple[float, float]:
-    """Bytes a token of the MLP; a token that meets ``top_k`` experts is kept so many times."""
+    """Bytes a token of the MLP, with what all tokens go through beside their experts."""
+    shape = job.shape
+    whole = (3.0 if job.dropout else 2.0) * shape.dim
+    shared = 2.0 * _inner_tensors(job) * (shape.mlp.shared_ffn_dim or 0)
+    return whole, _routed(job) + shared
+
+
+def _routed(job: TrainingJob) -> float:
+    """Bytes a token of the MLP alone; one that meets ``top_k`` experts is kept as often."""
     shape = job.shape
     copies = (shape.mlp.top_k or 1) * job.layout.padding
-    # What goes into the activation and out of it; a gate adds its own input and the product.
-    widths = 4 if shape.mlp.gated else 2
-    whole = (3.0 if job.dropout else 2.0) * shape.dim
     routed = 2.0 * 2 * copies * shape.dim if shape.mlp.num_experts else 0.0
-    return whole, 2.0 * widths * copies * shape.mlp.ffn_dim + routed
+    return 2.0 * _inner_tensors(job) * copies * shape.mlp.ffn_dim + routed
+
+
+def _inner_tensors(job: TrainingJob) -> int:
+    """Count what goes into the activation and out; a gate adds its input and the product."""
+    return 4 if job.shape.mlp.gated else 2
 
 
 def microbatches_kept(job: TrainingJob, rank: int) -> float:
@@ -164,19 +175,42 @@ def filled_fraction(product: Product, units: int, *, together: bool = False) -> 
 
 def layer_products(job: TrainingJob) -> tuple[Product, ...]:
     """List the products of one layer on one tensor and expert rank."""
+    return (*attention_products(job), *shared_products(job), *mlp_products(job))
+
+
+def attention_products(job: TrainingJob) -> tuple[Product, ...]:
+    """List the maps into attention and out of it."""
     shape, tensor, tokens = job.shape, job.layout.tensor, job.microbatch_tokens
     attention = shape.attention
     queries = attention.num_heads * attention.head_dim
     # Where there are fewer key/value heads than tensor ranks, ranks hold copies.
     keys = max(attention.num_kv_heads / tensor, 1.0) * attention.head_dim
-    # Of the MLP two, or a pair for each expert held, whose tokens are spread evenly.
-    width = shape.mlp.ffn_dim / tensor
+    return (
+        Product(rows=tokens, columns=queries / tensor + 2 * keys, depth=shape.dim),
+        Product(rows=tokens, columns=shape.dim, depth=queries / tensor),
+    )
+
+
+def shared_products(job: TrainingJob) -> tuple[Product, ...]:
+    """List the maps of what all tokens go through beside their experts."""
+    dim, width = job.shape.dim, (job.shape.mlp.shared_ffn_dim or 0) / job.layout.tensor
+    if not width:
+        return ()
+    ups = 2 if job.shape.mlp.gated else 1
+    return (
+        Product(rows=job.microbatch_tokens, columns=ups * width, depth=dim),
+        Product(rows=job.microbatch_tokens, columns=dim, depth=width),
+    )
+
+
+def mlp_products(job: TrainingJob) -> tuple[Product, ...]:
+    """List two products, or a pair for each expert held, whose tokens are spread evenly."""
+    shape, tokens = job.shape, job.microbatch_tokens
+    width = shape.mlp.ffn_dim / job.layout.tensor
     ups = 2 if shape.mlp.gated else 1
     experts = (shape.mlp.num_experts or 1) / job.layout.expert
     rows = tokens * (shape.mlp.top_k or 1) / experts
     return (
-        Product(rows=tokens, columns=queries / tensor + 2 * keys, depth=shape.dim),
-        Product(rows=tokens, columns=shape.dim, depth=queries / tensor),
         Product(rows=rows, columns=ups * width, depth=shape.dim, times=experts),
         Product(rows=rows, columns=shape.dim, depth=width, times=experts),
     )
@@ -263,14 +297,15 @@ def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) ->
         RecipeError: the device does not compute in the recipe's type, or nobody measured it.
     """
     reached, units = _reached_flops(job, hardware), hardware.compute_units
-    products, rate = layer_products(job), reached * speed.product_fraction
+    rate = reached * speed.product_fraction
     load = load_factor(job, speed)
-    kept = layer_bytes_per_token(job, "none") + (load - 1) * _mlp(job)[1] / job.layout.tensor
+    kept = layer_bytes_per_token(job, "none") + (load - 1) * _routed(job) / job.layout.tensor
     moved = kept * job.microbatch_tokens * speed.traffic
-    forward, backward = _expert_seconds(job, products[2:], rate, units)
+    forward, backward = _expert_seconds(job, mlp_products(job), rate, units)
     experts = load * forward
+    always = (*attention_products(job), *shared_products(job))
     return LayerSeconds(
-        products=_product_seconds(products[:2], rate, units) + experts,
+        products=_product_seconds(always, rate, units) + experts,
         experts=experts,
         experts_backward=load * backward,
         attention=_attention_seconds(job, reached, hardware, speed),

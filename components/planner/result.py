@@ -305,16 +305,16 @@ def planned_time(plan: Plan) -> PlannedTime | None:
 
 def _hardware_flops(job: TrainingJob, full: float) -> float:
     """Add the forward pass of what is recomputed; attention counts in full."""
-    products, attention = again_fraction(job)
-    passes = job.attention_passes
-    forward = sum(product.flops for product in layer_products(job)) * job.layout.tensor
+    passes, total = job.attention_passes, full
     width = job.shape.attention.num_heads * job.shape.attention.head_dim
-    again = products * forward / job.microbatch_tokens
     core = 4 * width * job.sequence_length
-    again += passes * attention * core
-    layers = job.shape.num_layers
-    recomputed = -(-layers // job.layout.recompute_every)
-    return full + recomputed * again + layers * 3 * (passes - 1) * core
+    for kind, layers, recomputed in job.kinds_of(range(len(job.layout.layers))):
+        products, attention = again_fraction(kind)
+        forward = sum(product.flops for product in layer_products(kind)) * job.layout.tensor
+        again = products * forward / job.microbatch_tokens
+        again += passes * attention * core
+        total += recomputed * again + layers * 3 * (passes - 1) * core
+    return total
 
 
 def flops_by_convention(

@@ -48,6 +48,7 @@ class Parts(NamedTuple):
     rows: int = 64
     norm_placement: Literal["before", "after"] = "before"
     qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
+    dense_mlp: Callable[..., nn.Module] | None = None
 
 
 class Difference(NamedTuple):
@@ -85,6 +86,7 @@ def build(parts: Parts) -> Decoder:
         initialization=Normal(std=0.2, residual="scaled", padding_row=None),
         init_from="none",
         norm_placement=parts.norm_placement,
+        dense_mlp=parts.dense_mlp,
     )
 
 
