@@ -239,8 +239,9 @@ class FlopsPerToken(Section):
         if not shape.tied_embeddings:
             looked_up += shape.vocab_size * shape.dim
         products = 6 * (shape.active_parameters - looked_up)
-        width = shape.attention.num_heads * shape.attention.head_dim
-        attention = 12 * shape.num_layers * width * sequence_length
+        heads = shape.attention
+        width = heads.num_heads * (heads.head_dim + heads.values)  # of scores, and of values
+        attention = 6 * shape.num_layers * width * sequence_length
         return cls(full=products + attention, causal=products + attention // 2)
 
 

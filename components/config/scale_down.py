@@ -69,6 +69,8 @@ def _narrow(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
     most = kept if groups == heads else min(groups, max(1, kept // 2))
     grouped = max(count for count in range(1, most + 1) if kept % count == 0)
     named.put(tree, "model.attention.num_kv_heads", grouped)
+    if full["attention"].get("key_value_rank") is not None:
+        _narrow_latent(tree, named, full)
     multiple = MULTIPLE if tree["precision"]["compute"] == FLOAT8 else FFN_MULTIPLE
     ffn_dim = round(ratio * model["dim"] / multiple) * multiple
     named.put(tree, "model.mlp.ffn_dim", min(ffn_dim, full["mlp"]["ffn_dim"]))
@@ -80,6 +82,21 @@ def _narrow(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
             named.put(tree, f"model.{path}", min(max(narrow, multiple), width))
     lr = tree["optimizer"]["lr"] * (full["dim"] / model["dim"]) ** rule.lr_width_exponent
     named.put(tree, "optimizer.lr", float(f"{lr:.3g}"))
+
+
+def _narrow_latent(tree: Tree, named: UserOverrides, full: Any) -> None:
+    """Shrink parts of a head with the head, and ranks with the width."""
+    model: Any = tree["model"]
+    ratios = {
+        "rotary_dim": (model["attention"]["head_dim"], full["attention"]["head_dim"]),
+        "value_dim": (model["attention"]["head_dim"], full["attention"]["head_dim"]),
+        "query_rank": (model["dim"], full["dim"]),
+        "key_value_rank": (model["dim"], full["dim"]),
+    }
+    for key, (now, before) in ratios.items():
+        if (size := full["attention"].get(key)) is not None:
+            narrow = max(2, round(size * now / before / 2) * 2)  # pairs of channels rotate
+            named.put(tree, f"model.attention.{key}", min(size, narrow))
 
 
 def _shrink_groups(model: Any, full: Any, named: UserOverrides, tree: Tree) -> None:

@@ -30,29 +30,72 @@ class NormShape(_Part):
 
 
 class AttentionShape(_Part):
-    """Projections of one attention block, and its norms of queries and of keys."""
+    """Projections of one attention block, and its norms of queries and of keys.
+
+    With a ``key_value_rank`` it is latent attention (`components.model.latent_attention`).
+    """
 
     num_heads: Heads
     num_kv_heads: Heads
     head_dim: Count
-    bias: bool
+    bias: bool = False
     qk_norm: NormShape | None = None
     qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
+    key_value_rank: Count | None = None
+    query_rank: Count | None = None
+    rotary_dim: Count = 1
+    value_dim: Count | None = None
+    latent_norm: NormShape | None = None
 
     def parameters(self, dim: int) -> int:
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        count = dim * (2 * queries + 2 * keys)
+        count = self.matrices(dim) + self.norm_parameters
         if self.bias:
+            queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
             count += queries + 2 * keys + dim
-        return count + self.norm_parameters
+        return count
+
+    def matrices(self, dim: int) -> int:
+        """Parameters of all matrices."""
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        if self.key_value_rank is None:
+            return dim * (2 * queries + 2 * keys)
+        cut = (self.query_rank or dim) * queries + self.key_value_rank * self.inner_width
+        return self.down_matrices(dim) + cut + dim * self.num_heads * self.values
+
+    def down_matrices(self, dim: int) -> int:
+        """Parameters of the maps to latent vectors, which tensor ranks hold whole."""
+        return dim * self.latent_width
+
+    @property
+    def latent_width(self) -> int:
+        """Numbers of a token's latent vectors, with what rotates of all keys."""
+        if self.key_value_rank is None:
+            return 0
+        return (self.query_rank or 0) + self.key_value_rank + self.rotary_dim
+
+    @property
+    def inner_width(self) -> int:
+        """Numbers that a latent vector is made to: keys but for what rotates, and values."""
+        return self.num_heads * (self.head_dim - self.rotary_dim + self.values)
+
+    @property
+    def values(self) -> int:
+        """Width of a head's values."""
+        return self.value_dim or self.head_dim
 
     @property
     def norm_parameters(self) -> int:
         """Parameters of the norms of queries and of keys, 0 where there are none."""
+        if self.latent_norm is not None:
+            return self.latent_norm.parameters((self.query_rank or 0) + self._rank)
         if self.qk_norm is None:
             return 0
         heads = 2 if self.norms_heads else self.num_heads + self.num_kv_heads
         return self.qk_norm.parameters(heads * self.head_dim)
+
+    @property
+    def _rank(self) -> int:
+        return self.key_value_rank or 0
 
     @property
     def norms_heads(self) -> bool:
@@ -176,11 +219,10 @@ class ModelShape(_Part):
     @property
     def layer_matrices(self) -> int:
         """Parameters of one layer's matrices and all its experts', without the router."""
-        attention, mlp, dim = self.attention, self.mlp, self.dim
-        heads = 2 * attention.num_heads + 2 * attention.num_kv_heads
+        mlp, dim = self.mlp, self.dim
         widths = (mlp.num_experts or 1) * mlp.ffn_dim + (mlp.shared_ffn_dim or 0)
         maps = 3 if mlp.gated else 2
-        return dim * (heads * attention.head_dim + maps * widths)
+        return self.attention.matrices(dim) + dim * maps * widths
 
     def over_layers(self, count: Callable[[Self], int]) -> int:
         """Add up what ``count`` finds in a layer, over all layers of both kinds."""
@@ -216,6 +258,7 @@ def check_shape(shape: ModelShape) -> None:
         legal = ", ".join(map(str, divisors(heads)))
         problem = f"{groups} does not divide num_heads {heads}"
         raise RecipeError("model.attention.num_kv_heads", problem, f"values that do: {legal}")
+    _check_latent(shape.attention)
     if shape.padded_vocab_size < shape.vocab_size:
         problem = f"{shape.padded_vocab_size:,} is below vocab_size {shape.vocab_size:,}"
         remedy = f"give at least {shape.vocab_size:,}"
@@ -239,6 +282,22 @@ def _check_leading(shape: ModelShape) -> None:
         problem = f"{shape.leading_layers} of {shape.num_layers} layers leave none with experts"
         remedy = f"give at most {shape.num_layers - 1}, or set model.dense_mlp=null"
         raise RecipeError("model.num_dense_layers", problem, remedy)
+
+
+def _check_latent(attention: AttentionShape) -> None:
+    """Refuse latent attention whose heads share keys, rotate whole or have wider values."""
+    if attention.key_value_rank is None:
+        return
+    heads, width = attention.num_heads, attention.head_dim
+    if attention.num_kv_heads != heads:
+        problem = f"{attention.num_kv_heads}, but each of {heads} heads has keys of its own"
+        raise RecipeError("model.attention.num_kv_heads", problem, f"set {heads}")
+    if attention.rotary_dim >= width:
+        problem = f"{attention.rotary_dim} leaves nothing of head_dim {width} that stays"
+        raise RecipeError("model.attention.rotary_dim", problem, f"give less than {width}")
+    if attention.values > width:
+        problem = f"{attention.values} is more than head_dim {width}"
+        raise RecipeError("model.attention.value_dim", problem, f"give {width} or less")
 
 
 def _check_groups(mlp: MLPShape) -> None:

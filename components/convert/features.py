@@ -63,7 +63,8 @@ class PositionsFeatures(_Named, shape.PositionsShape):
 class AttentionFeatures(shape.AttentionShape):
     """One attention block."""
 
-    qk_norm: NormFeatures | None
+    qk_norm: NormFeatures | None = None
+    latent_norm: NormFeatures | None = None
     dropout: float
 
 

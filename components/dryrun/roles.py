@@ -187,8 +187,8 @@ def step_flops(job: TrainingJob, rank: int) -> float:
     """
     layout, layers = job.layout, 0.0
     attention = job.shape.attention
-    width = attention.num_heads * attention.head_dim / layout.tensor
-    core = 4.0 * width * job.sequence_length * job.microbatch_tokens * job.attention_passes
+    width = attention.num_heads * (attention.head_dim + job.value_width) / layout.tensor
+    core = 2.0 * width * job.sequence_length * job.microbatch_tokens * job.attention_passes
     for kind, count, recomputed in job.kinds_of(layout.stages_of(rank)):
         again, products = again_fraction(kind), sum(one.flops for one in layer_products(kind))
         layers += 3 * count * (products + core)

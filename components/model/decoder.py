@@ -136,7 +136,8 @@ class Decoder(nn.Module):
             for inner in [dense_mlp] * leading + [None] * (num_layers - leading)
         ]
         heads = layers[0].attention
-        self.positions = positions(dim=dim, num_heads=heads.num_heads, head_dim=heads.head_dim)
+        turned = {"num_heads": heads.num_heads, "head_dim": heads.turned_dim}
+        self.positions = positions(dim=dim, **turned)
         for index, layer in enumerate(layers):
             layer.attention.turns = self.positions.turns(index)
         self.layers = nn.ModuleDict({str(index): layer for index, layer in enumerate(layers)})

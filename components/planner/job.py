@@ -110,7 +110,8 @@ class TrainingJob:
     it reads the sums), the master copy and both moments of the optimizer. ``cast_bytes`` are
     kept of each weight for each microbatch in flight. ``reduce_bytes`` are sent of each
     gradient, ``gather_bytes`` of each weight; the gradient that a weight gets has as many.
-    A checkpoint has ``saved_bytes``. ``even_load`` says that routing is forced to be uniform,
+    A checkpoint has ``saved_bytes``. ``pads_values`` says that attention's kernel gets values
+    as wide as keys. ``even_load`` says that routing is forced to be uniform,
     ``muon`` that hidden matrices have one moment.
     """
 
@@ -134,6 +135,7 @@ class TrainingJob:
     dropout: bool
     fused_attention: bool
     attention_passes: int
+    pads_values: bool = False
     compiled: bool = False
     expert_path: ExpertPath = "grouped"
     even_load: bool = False
@@ -149,6 +151,12 @@ class TrainingJob:
     def microbatch_tokens(self) -> float:
         """Tokens of one microbatch on one context rank."""
         return self.microbatch_sequences * self.sequence_length / self.layout.context
+
+    @property
+    def value_width(self) -> int:
+        """Width of a head's values as the kernel takes them."""
+        attention = self.shape.attention
+        return attention.head_dim if self.pads_values else attention.values
 
     @cached_property
     def dense(self) -> "TrainingJob":
@@ -189,6 +197,7 @@ def job_of(recipe: Recipe) -> TrainingJob:
         dropout=bool(recipe.model.get("dropout")),
         fused_attention=attention_backends(recipe)[:1] != ("math",),
         attention_passes=attention_passes(recipe),
+        pads_values=attention_backends(recipe)[:1] != ("flex",),
         compiled=parallelism.compile != "none",
         expert_path=_expert_path(recipe),
         even_load=recipe.model["mlp"].get("routing") == "uniform",

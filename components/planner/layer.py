@@ -57,12 +57,11 @@ def _kept_selectively(job: TrainingJob) -> float:
     """
     shape, layout, hidden = job.shape, job.layout, 2.0 * job.shape.dim
     attention, copies = shape.attention, (shape.mlp.top_k or 1) * layout.padding
-    queries = attention.num_heads * attention.head_dim
-    keys = attention.num_kv_heads * attention.head_dim
     # What comes in, and what attention adds; a norm after the MLP asks what that gave.
     whole = (3 if shape.norm_placement == "after" else 2) * hidden
-    cut = 2.0 * (2 * queries + 2 * keys) + 4.0 * attention.num_heads
-    cut += 4.0 * keys * layout.context * (layout.context > 1)
+    cut = 2.0 * _attention_results(job) + 4.0 * attention.num_heads
+    gathered = attention.num_kv_heads * (attention.head_dim + attention.values)
+    cut += 2.0 * gathered * layout.context * (layout.context > 1)
     cut += 2.0 * (2 if shape.mlp.gated else 1) * copies * shape.mlp.ffn_dim
     if shape.mlp.num_experts:
         cut += 2.0 * shape.mlp.num_experts + 12.0 * copies
@@ -74,6 +73,32 @@ def _kept_selectively(job: TrainingJob) -> float:
     return whole + cut / layout.tensor
 
 
+def _attention_results(job: TrainingJob) -> float:
+    """Count what a token's products of attention give; latent vectors no tensor rank cuts."""
+    attention = job.shape.attention
+    heads, width = attention.num_heads, attention.head_dim
+    if attention.key_value_rank is None:
+        return 2.0 * (heads + attention.num_kv_heads) * width
+    made = heads * (width + job.value_width) + attention.inner_width
+    return made + attention.latent_width * job.layout.tensor
+
+
+def _latent(job: TrainingJob) -> float:
+    """Bytes a token of latent attention: latent vectors before and after their norms, whole.
+
+    Queries, keys and values as the kernel takes them, and its result; where values are filled
+    up, a copy of what is in the result; else values are a part of what they were made with.
+    """
+    attention, heads = job.shape.attention, job.shape.attention.num_heads
+    normed = attention.latent_width - attention.rotary_dim
+    made = 2 * heads * attention.head_dim + heads * job.value_width
+    if job.value_width > attention.values:
+        made += heads * (job.value_width + attention.values)
+    else:
+        made += attention.inner_width
+    return 2.0 * (made + (attention.latent_width + normed) * job.layout.tensor)
+
+
 def _attention(job: TrainingJob) -> tuple[float, float]:
     """Bytes a token of attention: what tensor ranks repeat, and what they cut.
 
@@ -81,6 +106,8 @@ def _attention(job: TrainingJob) -> tuple[float, float]:
     the mean over layers where some do not rotate.
     """
     attention, dim = job.shape.attention, job.shape.dim
+    if attention.key_value_rank is not None:
+        return (3.0 if job.dropout else 2.0) * dim, _latent(job)
     queries = attention.num_heads * attention.head_dim
     keys = attention.num_kv_heads * attention.head_dim
     cut = 2.0 * (2 * queries + 2 * keys)
@@ -183,11 +210,27 @@ def attention_products(job: TrainingJob) -> tuple[Product, ...]:
     shape, tensor, tokens = job.shape, job.layout.tensor, job.microbatch_tokens
     attention = shape.attention
     queries = attention.num_heads * attention.head_dim
+    if attention.key_value_rank is not None:
+        return _latent_products(job)
     # Where there are fewer key/value heads than tensor ranks, ranks hold copies.
     keys = max(attention.num_kv_heads / tensor, 1.0) * attention.head_dim
     return (
         Product(rows=tokens, columns=queries / tensor + 2 * keys, depth=shape.dim),
         Product(rows=tokens, columns=shape.dim, depth=queries / tensor),
+    )
+
+
+def _latent_products(job: TrainingJob) -> tuple[Product, ...]:
+    """List the maps to latent vectors, which tensor ranks repeat, to heads, and out of them."""
+    shape, tensor, tokens = job.shape, job.layout.tensor, job.microbatch_tokens
+    attention, dim = shape.attention, shape.dim
+    queries, rank = attention.num_heads * attention.head_dim, attention.key_value_rank or 0
+    mixed = attention.num_heads * attention.values
+    return (
+        Product(rows=tokens, columns=attention.latent_width, depth=dim),
+        Product(rows=tokens, columns=queries / tensor, depth=attention.query_rank or dim),
+        Product(rows=tokens, columns=attention.inner_width / tensor, depth=rank),
+        Product(rows=tokens, columns=dim, depth=mixed / tensor),
     )
 
 
@@ -237,9 +280,10 @@ def _attention_seconds(
     attention, tensor = job.shape.attention, job.layout.tensor
     pairs = job.microbatch_tokens * job.sequence_length * attention.num_heads / tensor
     pairs *= job.attention_passes
+    width = attention.head_dim + job.value_width
     if job.fused_attention:
-        return 2.0 * pairs * attention.head_dim / (reached * speed.attention_fraction)
-    products = 4.0 * pairs * attention.head_dim / (reached * speed.product_fraction)
+        return pairs * width / (reached * speed.attention_fraction)
+    products = 2.0 * pairs * width / (reached * speed.product_fraction)
     return products + 4 * 2 * pairs / (hardware.memory_gigabytes_per_second * 1e9)
 
 

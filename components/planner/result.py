@@ -306,8 +306,9 @@ def planned_time(plan: Plan) -> PlannedTime | None:
 def _hardware_flops(job: TrainingJob, full: float) -> float:
     """Add the forward pass of what is recomputed; attention counts in full."""
     passes, total = job.attention_passes, full
-    width = job.shape.attention.num_heads * job.shape.attention.head_dim
-    core = 4 * width * job.sequence_length
+    heads = job.shape.attention
+    width = heads.num_heads * (heads.head_dim + job.value_width)
+    core = 2 * width * job.sequence_length
     for kind, layers, recomputed in job.kinds_of(range(len(job.layout.layers))):
         products, attention = again_fraction(kind)
         forward = sum(product.flops for product in layer_products(kind)) * job.layout.tensor

@@ -114,6 +114,10 @@ def check_float8(recipe: "Recipe") -> None:
         "model.attention.head_dim": heads.num_heads * heads.head_dim,
         "model.attention.num_kv_heads": heads.num_kv_heads * heads.head_dim,
     }
+    if heads.key_value_rank is not None:
+        widths["model.attention.key_value_rank"] = heads.key_value_rank + heads.rotary_dim
+        widths["model.attention.query_rank"] = heads.query_rank or MULTIPLE
+        widths["model.attention.value_dim"] = heads.num_heads * heads.values
     if not experts:  # their products stay in bfloat16
         widths["model.mlp.ffn_dim"] = shape.mlp.ffn_dim
     for key, width in widths.items():

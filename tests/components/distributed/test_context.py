@@ -20,6 +20,7 @@ from tests.components.distributed.context_cases import (
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     GELU,
+    LATENT,
     LAYER_NORM,
     LENGTH,
     RMS_NORM,
@@ -50,6 +51,7 @@ BLOOM = Parts(
     norm=LAYER_NORM,
     embedding_norm=LAYER_NORM,
 )
+LATENT_HEADS = Parts(attention=LATENT)
 LEARNED = Parts(num_kv_heads=8, tied=True, positions=partial(Learned, num_positions=LENGTH))
 
 
@@ -125,7 +127,9 @@ def assert_small(differences: list[Difference]) -> None:
 
 
 @pytest.mark.parametrize("documents", [False, True], ids=["crossing", "documents"])
-@pytest.mark.parametrize("model", [LLAMA, BLOOM, LEARNED], ids=["llama", "bloom", "learned"])
+@pytest.mark.parametrize(
+    "model", [LLAMA, BLOOM, LEARNED, LATENT_HEADS], ids=["llama", "bloom", "learned", "latent"]
+)
 def test_a_decoder_on_two_ranks_equals_one_process(
     two_ranks: Ranks, model: Parts, documents: bool
 ) -> None:
@@ -133,7 +137,9 @@ def test_a_decoder_on_two_ranks_equals_one_process(
 
 
 @pytest.mark.quick("sliced-llama", "whole-bloom")
-@pytest.mark.parametrize("model", [LLAMA, BLOOM, LEARNED], ids=["llama", "bloom", "learned"])
+@pytest.mark.parametrize(
+    "model", [LLAMA, BLOOM, LEARNED, LATENT_HEADS], ids=["llama", "bloom", "learned", "latent"]
+)
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "sliced"])
 def test_tensor_ranks_split_what_a_context_rank_holds(
     four_ranks: Ranks, model: Parts, sequence_parallel: bool
