@@ -105,10 +105,11 @@ def master_of(name: str) -> str:
 
 
 class ShardState:
-    """Weights as DTensors or plain tensors, and the optimizer's state of their shards.
+    """Weights as DTensors or plain tensors, buffers, and the optimizer's state of shards.
 
-    ``model.NAME`` has the weight's own shape; ``optimizer.state.NAME.KEY`` is as long as its
-    rows are (`rows_of`), whatever divides them. The optimizer's numbers come from the recipe.
+    ``model.NAME`` has the weight's own shape, or is a buffer; ``optimizer.state.NAME.KEY`` is
+    as long as its rows are (`rows_of`), whatever divides them. The optimizer's numbers come
+    from the recipe.
     """
 
     def __init__(self, parallel: DataParallel, optimizer: torch.optim.Optimizer) -> None:
@@ -121,12 +122,17 @@ class ShardState:
         if not any(self._optimizer.state.values()):  # in float16 the first steps may overflow
             self._make()
         weights = {f"{WEIGHTS}{shard.name}": shard.weight.detach() for shard in self._shards}
+        weights |= dict(self._buffers())
         masters = {
             master_of(shard.name): shard.whole(shard.parameter.detach())
             for shard in self._shards
             if shard.is_master
         }
         return weights | masters | {name: value for _, name, value in self._moments()}
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
+        for name, buffer in self._parallel.buffers.items():
+            yield f"{WEIGHTS}{name}", buffer
 
     def _moments(self) -> Iterator[tuple[WeightShard, str, Tensor]]:
         for shard in self._shards:
@@ -176,6 +182,7 @@ class ShardState:
     def _deal(self, wanted: Sequence[tuple[WeightShard, str, Tensor]]) -> list[_Dealt]:
         """Choose one rank of those that hold a part alike: it reads for the others."""
         held = [(name, value, holders(shard, value)) for shard, name, value in wanted]
+        held += [(name, value, self._parallel.stage_ranks) for name, value in self._buffers()]
         chosen = readers([(value, among) for _, value, among in held])
         return [(*one, reader) for one, reader in zip(held, chosen, strict=True)]
 

@@ -240,9 +240,10 @@ class FlopsPerToken(Section):
         if not shape.tied_embeddings:
             looked_up += shape.vocab_size * shape.dim
         products = 6 * (shape.active_parameters - looked_up)
-        width = shape.attention.num_heads * shape.attention.head_dim
-        full = 12 * width * sum(shape.visible_keys(sequence_length))
-        causal = round(12 * width * shape.causal_keys(sequence_length))
+        heads = shape.attention
+        width = heads.num_heads * (heads.head_dim + heads.values)  # of scores, and of values
+        full = 6 * width * sum(shape.visible_keys(sequence_length))
+        causal = round(6 * width * shape.causal_keys(sequence_length))
         return cls(full=products + full, causal=products + causal)
 
 

@@ -38,6 +38,7 @@ def scale_down(
         named.put(tree, "model.mlp.num_experts", min(rule.num_experts, experts))
         part = round(top_k * model["mlp"]["num_experts"] / experts)
         named.put(tree, "model.mlp.top_k", min(top_k, max(min(2, top_k), part)))
+        _shrink_groups(model, full["model"]["mlp"], named, tree)
     _shrink_vocabulary(tree, rule, named, full)
     _shrink_budget(tree, rule, named, full)
     _shrink_windows(tree, named, full)
@@ -69,11 +70,48 @@ def _narrow(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
     most = kept if groups == heads else min(groups, max(1, kept // 2))
     grouped = max(count for count in range(1, most + 1) if kept % count == 0)
     named.put(tree, "model.attention.num_kv_heads", grouped)
+    if full["attention"].get("key_value_rank") is not None:
+        _narrow_latent(tree, named, full)
     multiple = MULTIPLE if tree["precision"]["compute"] == FLOAT8 else FFN_MULTIPLE
     ffn_dim = round(ratio * model["dim"] / multiple) * multiple
     named.put(tree, "model.mlp.ffn_dim", min(ffn_dim, full["mlp"]["ffn_dim"]))
+    others = {"mlp.shared_ffn_dim": full["mlp"].get("shared_ffn_dim")}
+    others["dense_mlp.ffn_dim"] = (full.get("dense_mlp") or {}).get("ffn_dim")
+    for path, width in others.items():
+        if width is not None:
+            narrow = round(width / full["dim"] * model["dim"] / multiple) * multiple
+            named.put(tree, f"model.{path}", min(max(narrow, multiple), width))
     lr = tree["optimizer"]["lr"] * (full["dim"] / model["dim"]) ** rule.lr_width_exponent
     named.put(tree, "optimizer.lr", float(f"{lr:.3g}"))
+
+
+def _narrow_latent(tree: Tree, named: UserOverrides, full: Any) -> None:
+    """Shrink parts of a head with the head, and ranks with the width."""
+    model: Any = tree["model"]
+    ratios = {
+        "rotary_dim": (model["attention"]["head_dim"], full["attention"]["head_dim"]),
+        "value_dim": (model["attention"]["head_dim"], full["attention"]["head_dim"]),
+        "query_rank": (model["dim"], full["dim"]),
+        "key_value_rank": (model["dim"], full["dim"]),
+    }
+    for key, (now, before) in ratios.items():
+        if (size := full["attention"].get(key)) is not None:
+            narrow = max(2, round(size * now / before / 2) * 2)  # pairs of channels rotate
+            named.put(tree, f"model.attention.{key}", min(size, narrow))
+
+
+def _shrink_groups(model: Any, full: Any, named: UserOverrides, tree: Tree) -> None:
+    """Keep groups of two experts at least, and leading dense layers to one: stages have two."""
+    if (groups := full.get("num_groups", 1)) > 1:
+        experts, top_k = model["mlp"]["num_experts"], model["mlp"]["top_k"]
+        fitting = [n for n in range(1, groups + 1) if experts % n == 0 and experts >= 2 * n]
+        named.put(tree, "model.mlp.num_groups", max(fitting))
+        kept = model["mlp"]["num_groups"]
+        least = -(-top_k * kept // experts)
+        part = round(full["top_groups"] * kept / groups)
+        named.put(tree, "model.mlp.top_groups", max(least, part, 1))
+    if model.get("dense_mlp") is not None:
+        named.put(tree, "model.num_dense_layers", 1)
 
 
 def _shrink_vocabulary(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> None:

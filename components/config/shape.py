@@ -4,8 +4,9 @@ Fields, not class names, carry what is counted, so a new part that uses the same
 counted too. A build on ``meta`` must agree to the last digit; the tests compare the two.
 """
 
+from collections.abc import Callable
 from itertools import accumulate
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,30 +31,73 @@ class NormShape(_Part):
 
 
 class AttentionShape(_Part):
-    """Projections of one attention block, and its norms of queries and of keys."""
+    """Projections of one attention block, and its norms of queries and of keys.
+
+    With a ``key_value_rank`` it is latent attention (`components.model.latent_attention`).
+    """
 
     num_heads: Heads
     num_kv_heads: Heads
     head_dim: Count
-    bias: bool
+    bias: bool = False
     qk_norm: NormShape | None = None
     qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
     windows: Annotated[tuple[Window, ...], Field(strict=False)] = ("full",)
+    key_value_rank: Count | None = None
+    query_rank: Count | None = None
+    rotary_dim: Count = 1
+    value_dim: Count | None = None
+    latent_norm: NormShape | None = None
 
     def parameters(self, dim: int) -> int:
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        count = dim * (2 * queries + 2 * keys)
+        count = self.matrices(dim) + self.norm_parameters
         if self.bias:
+            queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
             count += queries + 2 * keys + dim
-        return count + self.norm_parameters
+        return count
+
+    def matrices(self, dim: int) -> int:
+        """Parameters of all matrices."""
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        if self.key_value_rank is None:
+            return dim * (2 * queries + 2 * keys)
+        cut = (self.query_rank or dim) * queries + self.key_value_rank * self.inner_width
+        return self.down_matrices(dim) + cut + dim * self.num_heads * self.values
+
+    def down_matrices(self, dim: int) -> int:
+        """Parameters of the maps to latent vectors, which tensor ranks hold whole."""
+        return dim * self.latent_width
+
+    @property
+    def latent_width(self) -> int:
+        """Numbers of a token's latent vectors, with what rotates of all keys."""
+        if self.key_value_rank is None:
+            return 0
+        return (self.query_rank or 0) + self.key_value_rank + self.rotary_dim
+
+    @property
+    def inner_width(self) -> int:
+        """Numbers that a latent vector is made to: keys but for what rotates, and values."""
+        return self.num_heads * (self.head_dim - self.rotary_dim + self.values)
+
+    @property
+    def values(self) -> int:
+        """Width of a head's values."""
+        return self.value_dim or self.head_dim
 
     @property
     def norm_parameters(self) -> int:
         """Parameters of the norms of queries and of keys, 0 where there are none."""
+        if self.latent_norm is not None:
+            return self.latent_norm.parameters((self.query_rank or 0) + self._rank)
         if self.qk_norm is None:
             return 0
         heads = 2 if self.norms_heads else self.num_heads + self.num_kv_heads
         return self.qk_norm.parameters(heads * self.head_dim)
+
+    @property
+    def _rank(self) -> int:
+        return self.key_value_rank or 0
 
     @property
     def norms_heads(self) -> bool:
@@ -65,7 +109,10 @@ TRAINED_SCALARS = {"xielu": 2}
 
 
 class MLPShape(_Part):
-    """Projections of one feed-forward block, with a third one if gated, or of many experts."""
+    """Projections of one feed-forward block, with a third one if gated, or of many experts.
+
+    Beside experts there may be a block of ``shared_ffn_dim`` that all tokens go through.
+    """
 
     ffn_dim: Count
     gated: bool
@@ -73,6 +120,9 @@ class MLPShape(_Part):
     activation: str | None = None
     num_experts: Count | None = None
     top_k: Count | None = None
+    shared_ffn_dim: Count | None = None
+    num_groups: Count = 1
+    top_groups: Count = 1
 
     def expert_parameters(self, dim: int) -> int:
         """Parameters of one expert, or of the dense block."""
@@ -84,6 +134,10 @@ class MLPShape(_Part):
     def activation_parameters(self) -> int:
         """Trained scalars of the activation."""
         return TRAINED_SCALARS.get(self.activation or "", 0)
+
+    def shared_parameters(self, dim: int) -> int:
+        """Parameters of what all tokens go through beside their experts."""
+        return (3 if self.gated else 2) * dim * (self.shared_ffn_dim or 0)
 
     def router_parameters(self, dim: int) -> int:
         return dim * (self.num_experts or 0)
@@ -109,7 +163,10 @@ class PositionsShape(_Part):
 
 
 class ModelShape(_Part):
-    """A decoder with two norms a layer and a final one; an absent key is an absent feature."""
+    """A decoder with two norms a layer and a final one; an absent key is an absent feature.
+
+    Where there is a ``dense_mlp``, the first layers have it in place of experts.
+    """
 
     dim: Count
     num_layers: Layers
@@ -122,6 +179,18 @@ class ModelShape(_Part):
     positions: PositionsShape
     embedding_norm: NormShape | None = None
     norm_placement: Literal["before", "after"] = "before"
+    dense_mlp: MLPShape | None = None
+    num_dense_layers: Layers = 1
+
+    @property
+    def leading_layers(self) -> int:
+        """Layers at the begin that have the ``dense_mlp``."""
+        return self.num_dense_layers if self.dense_mlp is not None else 0
+
+    @property
+    def dense(self) -> Self:
+        """A decoder all of whose layers are like the leading ones."""
+        return self.model_copy(update={"mlp": self.dense_mlp, "dense_mlp": None})
 
     def visible_keys(self, sequence_length: int) -> tuple[int, ...]:
         """List how many keys a query of each layer sees at most: its window, or all."""
@@ -159,15 +228,17 @@ class ModelShape(_Part):
     def expert_parameters(self) -> int:
         """Parameters of all experts; 0 for a dense model."""
         experts = self.mlp.num_experts or 0
-        return self.num_layers * experts * self.mlp.expert_parameters(self.dim)
+        layers = self.num_layers - self.leading_layers
+        return layers * experts * self.mlp.expert_parameters(self.dim)
 
     @property
     def layer_parameters(self) -> int:
-        """One layer with all its experts."""
+        """One layer with all its experts, if it is none of the leading ones."""
         experts = self.mlp.num_experts or 1
         return (
             self.attention.parameters(self.dim)
             + experts * self.mlp.expert_parameters(self.dim)
+            + self.mlp.shared_parameters(self.dim)
             + self.mlp.router_parameters(self.dim)
             + 2 * self.norm.parameters(self.dim)
         )
@@ -175,22 +246,30 @@ class ModelShape(_Part):
     @property
     def layer_matrices(self) -> int:
         """Parameters of one layer's matrices and all its experts', without the router."""
-        attention, mlp, dim = self.attention, self.mlp, self.dim
-        heads = 2 * attention.num_heads + 2 * attention.num_kv_heads
-        maps = (3 if mlp.gated else 2) * (mlp.num_experts or 1)
-        return dim * (heads * attention.head_dim + maps * mlp.ffn_dim)
+        mlp, dim = self.mlp, self.dim
+        widths = (mlp.num_experts or 1) * mlp.ffn_dim + (mlp.shared_ffn_dim or 0)
+        maps = 3 if mlp.gated else 2
+        return self.attention.matrices(dim) + dim * maps * widths
+
+    def over_layers(self, count: Callable[[Self], int]) -> int:
+        """Add up what ``count`` finds in a layer, over all layers of both kinds."""
+        leading = self.leading_layers
+        dense = leading * count(self.dense) if leading else 0
+        return dense + (self.num_layers - leading) * count(self)
 
     @property
     def total_parameters(self) -> int:
         """Parameters of the published checkpoint: without the rows added for training."""
         entry = self.embedding_norm.parameters(self.dim) if self.embedding_norm else 0
         ends = self.embedding_parameters + self.position_parameters + entry
-        return ends + self.num_layers * self.layer_parameters + self.norm.parameters(self.dim)
+        layers = self.over_layers(lambda shape: shape.layer_parameters)
+        return ends + layers + self.norm.parameters(self.dim)
 
     @property
     def active_parameters(self) -> int:
         """Parameters that one token meets: of the experts, the ``top_k`` that it is sent to."""
-        idle = self.num_layers * ((self.mlp.num_experts or 1) - (self.mlp.top_k or 1))
+        layers = self.num_layers - self.leading_layers
+        idle = layers * ((self.mlp.num_experts or 1) - (self.mlp.top_k or 1))
         return self.total_parameters - idle * self.mlp.expert_parameters(self.dim)
 
 
@@ -206,6 +285,7 @@ def check_shape(shape: ModelShape) -> None:
         legal = ", ".join(map(str, divisors(heads)))
         problem = f"{groups} does not divide num_heads {heads}"
         raise RecipeError("model.attention.num_kv_heads", problem, f"values that do: {legal}")
+    _check_latent(shape.attention)
     if shape.padded_vocab_size < shape.vocab_size:
         problem = f"{shape.padded_vocab_size:,} is below vocab_size {shape.vocab_size:,}"
         remedy = f"give at least {shape.vocab_size:,}"
@@ -214,6 +294,54 @@ def check_shape(shape: ModelShape) -> None:
     if experts is not None and (top_k is None or top_k > experts):
         problem = f"a token cannot go to {top_k} of {experts} experts"
         raise RecipeError("model.mlp.top_k", problem, f"give a number from 1 to {experts}")
+    _check_groups(shape.mlp)
+    _check_leading(shape)
+
+
+def _check_leading(shape: ModelShape) -> None:
+    """Refuse dense layers at the begin of a model that has none with experts after them."""
+    if shape.dense_mlp is None:
+        return
+    if shape.mlp.num_experts is None:
+        problem = "first layers without experts, but the others have none either"
+        raise RecipeError("model.dense_mlp", problem, "set model.dense_mlp=null")
+    if shape.leading_layers >= shape.num_layers:
+        problem = f"{shape.leading_layers} of {shape.num_layers} layers leave none with experts"
+        remedy = f"give at most {shape.num_layers - 1}, or set model.dense_mlp=null"
+        raise RecipeError("model.num_dense_layers", problem, remedy)
+
+
+def _check_latent(attention: AttentionShape) -> None:
+    """Refuse latent attention whose heads share keys, rotate whole or have wider values."""
+    if attention.key_value_rank is None:
+        return
+    heads, width = attention.num_heads, attention.head_dim
+    if attention.num_kv_heads != heads:
+        problem = f"{attention.num_kv_heads}, but each of {heads} heads has keys of its own"
+        raise RecipeError("model.attention.num_kv_heads", problem, f"set {heads}")
+    if attention.rotary_dim >= width:
+        problem = f"{attention.rotary_dim} leaves nothing of head_dim {width} that stays"
+        raise RecipeError("model.attention.rotary_dim", problem, f"give less than {width}")
+    if attention.values > width:
+        problem = f"{attention.values} is more than head_dim {width}"
+        raise RecipeError("model.attention.value_dim", problem, f"give {width} or less")
+
+
+def _check_groups(mlp: MLPShape) -> None:
+    """Refuse groups that are none, or too small to have a token's experts."""
+    experts, groups, top = mlp.num_experts or 0, mlp.num_groups, mlp.top_groups
+    if groups == top == 1:
+        return
+    sizes = [n for n in divisors(experts) if experts >= 2 * n]
+    if groups not in sizes:
+        problem = f"{experts} experts cannot be in {groups} equal groups of two or more"
+        remedy = f"values that do: {', '.join(map(str, sizes)) or 1}"
+        raise RecipeError("model.mlp.num_groups", problem, remedy)
+    least = -(-(mlp.top_k or 1) * groups // experts)
+    if not least <= top <= groups:
+        problem = f"{top} of {groups} groups cannot give a token its {mlp.top_k} experts"
+        remedy = f"give a number from {least} to {groups}"
+        raise RecipeError("model.mlp.top_groups", problem, remedy)
 
 
 Balance = Literal["layers", "layers_and_ends"]

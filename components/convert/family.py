@@ -34,6 +34,16 @@ RMS_NORM = Need(
     lambda m: m.norm.kind == "RMSNorm with weight",
 )
 NO_EXPERTS = Need("mlp.num_experts", "it is dense", lambda m: m.mlp.num_experts is None)
+LEARNED = Need("mlp.routing", "its router is learned", lambda m: m.mlp.routing == "learned")
+PLAIN_ROUTER = (
+    LEARNED,
+    Need(
+        "mlp",
+        "it chooses experts by a softmax alone, without groups, biases or a shared expert",
+        lambda m: m.mlp.chooses_plainly,
+    ),
+    Need("dense_mlp", "it has experts in all layers", lambda m: m.dense_mlp is None),
+)
 EVEN_HEADS = Need(
     "attention.head_dim",
     "its heads divide the width among them",

@@ -63,7 +63,8 @@ class PositionsFeatures(_Named, shape.PositionsShape):
 class AttentionFeatures(shape.AttentionShape):
     """One attention block."""
 
-    qk_norm: NormFeatures | None
+    qk_norm: NormFeatures | None = None
+    latent_norm: NormFeatures | None = None
     dropout: float
 
     @property
@@ -80,6 +81,15 @@ class MLPFeatures(shape.MLPShape):
     renormalize: bool = False
     routing: str = "learned"
     auxiliary_loss: float = 0.0
+    scores: str = "softmax"
+    weight_scale: float = 1.0
+    balance_rate: float | None = None
+
+    @property
+    def chooses_plainly(self) -> bool:
+        """Whether a softmax alone chooses experts, and nothing is beside them."""
+        plain = self.scores == "softmax" and self.weight_scale == 1 and self.num_groups == 1
+        return plain and self.balance_rate is None and self.shared_ffn_dim is None
 
     @property
     def is_plain(self) -> bool:
@@ -96,6 +106,7 @@ class Features(shape.ModelShape):
     embedding_norm: NormFeatures | None
     initialization: Mapping[str, Any]
     dropout: float
+    dense_mlp: MLPFeatures | None = None
 
 
 _PARTS: Mapping[str, type[BaseModel]] = {
@@ -103,6 +114,7 @@ _PARTS: Mapping[str, type[BaseModel]] = {
     "scaling": ScalingFeatures,
     "attention": AttentionFeatures,
     "mlp": MLPFeatures,
+    "dense_mlp": MLPFeatures,
 }
 
 

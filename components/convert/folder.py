@@ -124,7 +124,7 @@ def write_folder(
     beside.mkdir(parents=True)
     ids = write_tokenizer(tokenizer, tokenizer_section, beside, context_tokens=context_tokens)
     count = features.vocab_size if rows == "published" else features.padded_vocab_size
-    tensors = their_tensors(dict(model.named_parameters()), family, features, rows=count)
+    tensors = their_tensors(model.state_dict(), family, features, rows=count)
     write_shards(beside, tensors, max_bytes=max_shard_bytes)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     config = make_config(

@@ -200,7 +200,7 @@ class Olmoe(Llama):
             lambda m: m.mlp.num_experts is not None,
         ),
         Need("mlp", "its experts are gated and have no bias", is_gated),
-        Need("mlp.routing", "its router is learned", lambda m: m.mlp.routing == "learned"),
+        *family.PLAIN_ROUTER,
         family.EVEN_HEADS,
         Need(
             "attention.qk_norm",

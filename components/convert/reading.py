@@ -91,7 +91,7 @@ def _fill(
     remedy: str,
 ) -> None:
     """Copy every linked tensor, by the folder's names that ``found`` has for the links'."""
-    parameters = dict(model.named_parameters())
+    parameters = dict[str, Tensor](model.named_parameters()) | dict(model.named_buffers())
     unlinked = set(parameters) - {name for link in links for name in link.ours}
     assert not unlinked, f"the weights have no place for {sorted(unlinked)}"
     held = [link for link in links if all(name in parameters for name in link.ours)]

@@ -91,7 +91,11 @@ class ContextCore(AttentionCore):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, scope: ForwardScope, *, first_head: int
     ) -> Tensor:
-        keys, values = gather_sequence(torch.stack((key, value)), self._group).unbind()
+        if key.shape == value.shape:
+            keys, values = gather_sequence(torch.stack((key, value)), self._group).unbind()
+        else:
+            both = gather_sequence(torch.cat((key, value), -1), self._group)
+            keys, values = both.split([key.shape[-1], value.shape[-1]], dim=-1)
         heads = (first_head, first_head + query.shape[1])
         kernels = self._kernels_for(query, keys, scope)
         if kernels[:1] == ("flex",):

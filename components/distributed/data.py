@@ -29,6 +29,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from components.distributed.devices import StateDtypes
@@ -89,6 +90,7 @@ class DataParallel:
         overlap: bool,
     ) -> None:
         self._mesh = mesh
+        self.buffers = {name: one for stage in stages for name, one in stage.named_buffers()}
         self._expert_divisor = expert_divisor
         self._zero = zero
         parts = (part for stage in stages for part in stage.modules())
@@ -147,6 +149,11 @@ class DataParallel:
         dtypes = self._dtypes
         alone = param_mesh.grad_sync.size() == 1 and self._divisor(param_mesh) == 1
         return not alone or len({dtypes.weights, dtypes.accumulate, dtypes.master}) > 1
+
+    @property
+    def stage_ranks(self) -> DeviceMesh:
+        """The ranks that hold a stage's buffers alike, whatever divides its weights."""
+        return self._mesh.dense.grad_sync
 
     def begin(self, microbatches: int) -> None:
         """Forget the gradients of the step before; so many microbatches come."""

@@ -33,6 +33,7 @@ from components.distributed.tensor_styles import SplitCore, SplitNorm
 from components.errors import RecipeError
 from components.model.attention import Attention
 from components.model.decoder import Decoder, Layer
+from components.model.latent_attention import LatentAttention
 from components.model.loss import (
     Readout,
     Softmax,
@@ -121,10 +122,9 @@ def _split_layer(layer: Layer, split: _Split, *, index: int) -> None:
     mesh = split.mesh
     for norm in (layer.attention_norm, layer.mlp_norm):
         replicate_parameters(norm, mesh, shares=split.of_slices)
-    heads = [attention.query, attention.key, attention.value]
     widening = [one for one in (mlp.gate, mlp.up) if one is not None]
     for block, maps, output in (
-        (attention, heads, attention.output),
+        (attention, _reading(attention), attention.output),
         (mlp, widening, mlp.down),
     ):
         split_block(block, maps, output, mesh, between=split.between, shares=split.of_slices)
@@ -135,9 +135,28 @@ def _split_layer(layer: Layer, split: _Split, *, index: int) -> None:
     attention.first_head = mesh.get_local_rank() * attention.num_heads // mesh.size()
     if not split.between.sliced:  # sliced, all dropout draws from a rank's own stream
         attention.core = SplitCore(attention.core, mesh, layer=index)
+    if isinstance(attention, LatentAttention):
+        _split_latent(attention, split)
+        return
     query_dim = attention.num_heads * attention.head_dim
     _split_norm(attention, "query_norm", split, dim=query_dim)
     _split_groups(attention, split)
+
+
+def _reading(attention: Attention) -> list[nn.Module]:
+    """List the maps that read the hidden states."""
+    if isinstance(attention, LatentAttention):
+        return [attention.query_down or attention.query, attention.key_value_down]
+    return [attention.query, attention.key, attention.value]
+
+
+def _split_latent(attention: LatentAttention, split: _Split) -> None:
+    """Split what makes heads of latent vectors, which all ranks compute whole."""
+    split_columns(attention.key_value, split.mesh)
+    whole = (attention.query_down, attention.query_norm)
+    for module in (*whole, attention.key_value_down, attention.key_value_norm):
+        if module is not None:  # each rank's gradient is what its heads ask for
+            replicate_parameters(module, split.mesh, shares=split.shares)
 
 
 def _split_groups(attention: Attention, split: _Split) -> None:
@@ -179,9 +198,10 @@ def _check(decoder: Decoder, ranks: int) -> None:
         if not isinstance(layer.mlp, MLP):
             problem = f"{ranks}, but experts are not split over this axis yet"
             raise RecipeError("parallelism.tensor", problem, "set parallelism.tensor=1")
-        groups = layer.attention.key.out_features // layer.attention.head_dim
-        if groups % ranks and ranks % groups:
-            raise _does_not_divide("model.attention.num_kv_heads", groups, ranks)
+        if not isinstance(layer.attention, LatentAttention):
+            groups = layer.attention.key.out_features // layer.attention.head_dim
+            if groups % ranks and ranks % groups:
+                raise _does_not_divide("model.attention.num_kv_heads", groups, ranks)
         for path, size in (
             ("model.attention.num_heads", layer.attention.num_heads),
             ("model.mlp.ffn_dim", layer.mlp.up.out_features),

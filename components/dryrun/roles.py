@@ -145,7 +145,7 @@ def sent_bytes(job: TrainingJob, rank: int, speed: SoftwareSpeed) -> dict[str, f
     averaged = averaged_bytes(job, rank)
     sent = {
         "tensor": (passed + repeated * again[0] / 3) * tensor if layout.tensor > 1 else 0.0,
-        "expert": _between_experts(job, passed, repeated)
+        "expert": _between_experts(job, rank)
         + sum(scattered for axis, scattered, _ in averaged if axis == "expert"),
         "context": (2 * passed + repeated * again[1]) * communication.context_bytes(job),
         "pipeline": _between_stages(job, rank),
@@ -154,10 +154,14 @@ def sent_bytes(job: TrainingJob, rank: int, speed: SoftwareSpeed) -> dict[str, f
     return {axis: count for axis, count in sent.items() if count}
 
 
-def _between_experts(job: TrainingJob, passed: int, repeated: int) -> float:
+def _between_experts(job: TrainingJob, rank: int) -> float:
     """Count tokens and results of all passes, and tokens once more for a repeated one."""
-    ways = passed * communication.EXPERT_COLLECTIVES + repeated * repeats_experts(job)
-    return ways * communication.expert_bytes(job)
+    if job.layout.expert == 1:
+        return 0.0
+    # The leading layers of a model have none.
+    _, layers, again = job.kinds_of(job.layout.stages_of(rank))[0]
+    ways = layers * communication.EXPERT_COLLECTIVES + again * repeats_experts(job)
+    return job.microbatches * ways * communication.expert_bytes(job)
 
 
 def _between_stages(job: TrainingJob, rank: int) -> float:
@@ -181,13 +185,14 @@ def step_flops(job: TrainingJob, rank: int) -> float:
 
     A layer's by `components.planner.layer`, forward once and backward twice.
     """
-    layout, again = job.layout, again_fraction(job)
-    products = sum(product.flops for product in layer_products(job))
+    layout, layers = job.layout, 0.0
     attention = job.shape.attention
-    width = attention.num_heads * attention.head_dim / layout.tensor
-    core = 4.0 * width * job.sequence_length * job.microbatch_tokens * job.attention_passes
-    layers = 3 * layout.layers_of(rank) * (products + core)
-    layers += layout.recomputed_of(rank) * (again[0] * products + again[1] * core)
+    width = attention.num_heads * (attention.head_dim + job.value_width) / layout.tensor
+    core = 2.0 * width * job.sequence_length * job.microbatch_tokens * job.attention_passes
+    for kind, count, recomputed in job.kinds_of(layout.stages_of(rank)):
+        again, products = again_fraction(kind), sum(one.flops for one in layer_products(kind))
+        layers += 3 * count * (products + core)
+        layers += recomputed * (again[0] * products + again[1] * core)
     head = layout.head_stage in layout.stages_of(rank)
     return job.microbatches * (layers + 3 * head * head_product(job).flops)
 

@@ -53,7 +53,10 @@ class Engine(Protocol):
         """Wait until all weights have their last update, which the next forward pass may do."""
 
     def weights(self) -> NamedTensors:
-        """Give every weight that this rank holds a part of, whole, in its own precision."""
+        """Give every weight that this rank holds a part of, whole, in its own precision.
+
+        Buffers that training moves are among them.
+        """
 
     def gradients(self) -> NamedTensors:
         """Give the gradients of the same, stacks of matrices as one long matrix."""
@@ -130,6 +133,7 @@ class MeshEngine(Engine):
         for shard in self.shards:
             weight = shard.weight.detach()
             yield shard.name, weight.full_tensor() if isinstance(weight, DTensor) else weight
+        yield from self.data_parallel.buffers.items()
 
     def gradients(self) -> NamedTensors:
         for shard in self.shards:

@@ -36,8 +36,8 @@ from components.torch_internals.distributed import StridedShard
 def draw_weights(decoder: Decoder, *, seed: int) -> None:
     """Overwrite this rank's part of every parameter by its initial values.
 
-    Weights are drawn, vectors start at their constants (`initial_constant`), the padding row
-    at 0. Only a wrapper that changes names changes the values.
+    Weights are drawn, vectors start at their constants (`initial_constant`), buffers and the
+    padding row at 0. Only a wrapper that changes names changes the values.
     """
     for name, weight, std in initial_stds(decoder):
         here = local(weight)
@@ -56,6 +56,8 @@ def draw_weights(decoder: Decoder, *, seed: int) -> None:
             )
             assert len(drawn) == len(rows) * width, "a rank's rows lie together"
             here.copy_(drawn[:, columns].view(here.shape))
+    for buffer in decoder.buffers():
+        buffer.zero_()
     row = decoder.initialization.padding_row
     for module in decoder.modules():
         if row is not None and isinstance(module, nn.Embedding):
@@ -77,6 +79,10 @@ def copy_weights(decoder: Decoder, whole: Decoder, mesh: Mesh) -> None:
         for dim in range(weight.dim() if isinstance(weight, DTensor) else 0):
             part = part.index_select(dim, held(weight, dim).to(part.device))
         local(weight).copy_(part)
+    for name, buffer in decoder.named_buffers():
+        if reads_for_stage(mesh):
+            buffer.copy_(whole.get_buffer(name))
+        send_over_stage(buffer, mesh)
 
 
 def held(weight: Tensor, dim: int) -> Tensor:

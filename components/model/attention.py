@@ -199,6 +199,11 @@ class Attention(nn.Module):
         )
         return cast("Tensor", self.output(mixed.transpose(1, 2).flatten(-2)))
 
+    @property
+    def turned_dim(self) -> int:
+        """How many channels of a head positions may rotate."""
+        return self.head_dim
+
     def prepare(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> None:
         """Let the core make what all layers share."""
         self.core.prepare(hidden, scope, head_dim=self.head_dim)
@@ -250,11 +255,11 @@ class AttentionCore(nn.Module):
         self,
         query: Float[Tensor, "batch heads seq head_dim"],
         key: Float[Tensor, "batch kv_heads seq head_dim"],
-        value: Float[Tensor, "batch kv_heads seq head_dim"],
+        value: Float[Tensor, "batch kv_heads seq value_dim"],
         scope: ForwardScope,
         *,
         first_head: int,
-    ) -> Float[Tensor, "batch heads seq head_dim"]:
+    ) -> Float[Tensor, "batch heads seq value_dim"]:
         heads = (first_head, first_head + query.shape[1])
         kernels = self._kernels_for(query, key, scope)
         if kernels[:1] == ("flex",):

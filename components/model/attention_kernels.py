@@ -49,24 +49,26 @@ lacking: Callable[[str], Sequence[Backend]] = _once(_lacking)
 def scaled_dot_product(
     query: Float[Tensor, "batch heads queries head_dim"],
     key: Float[Tensor, "batch kv_heads keys head_dim"],
-    value: Float[Tensor, "batch kv_heads keys head_dim"],
+    value: Float[Tensor, "batch kv_heads keys value_dim"],
     *,
     kernels: Sequence[Backend],
     mask: Tensor | None,
     dropout: float,
-) -> Float[Tensor, "batch heads queries head_dim"]:
+) -> Float[Tensor, "batch heads queries value_dim"]:
     """Attend in the first of ``kernels`` that takes the tensors; of none torch chooses.
 
     Without a ``mask`` the last query is at the place of the last key, and all see keys up to
-    their own.
+    their own. Values narrower than keys are filled up with zeros: flash kernels want one width.
     """
+    if (width := value.shape[-1]) < query.shape[-1]:
+        value = F.pad(value, (0, query.shape[-1] - width))
     if mask is None and query.shape[2] < key.shape[2]:
         # Its own numbers are none that recomputation could keep.
         with nullcontext() if torch.compiler.is_compiling() else unseen_by_any():
             mask = causal_lower_right(query.shape[2], key.shape[2])
     allowed = [_SDPA[name] for name in kernels if name != "flex"]
     with sdpa_kernel(allowed, set_priority=True) if allowed else nullcontext():
-        return F.scaled_dot_product_attention(
+        mixed = F.scaled_dot_product_attention(
             query,
             key,
             value,
@@ -75,17 +77,18 @@ def scaled_dot_product(
             is_causal=mask is None,
             enable_gqa=True,
         )
+    return mixed[..., :width] if width < mixed.shape[-1] else mixed
 
 
 def flex(
     query: Float[Tensor, "batch heads queries head_dim"],
     key: Float[Tensor, "batch kv_heads keys head_dim"],
-    value: Float[Tensor, "batch kv_heads keys head_dim"],
+    value: Float[Tensor, "batch kv_heads keys value_dim"],
     *,
     change: ScoreChange | None,
     blocks: BlockMask,
     dropout: float,
-) -> Float[Tensor, "batch heads queries head_dim"]:
+) -> Float[Tensor, "batch heads queries value_dim"]:
     """Attend in `flex_attention`, with dropout in two passes of it."""
     attend: Callable[..., Tensor] = flex_with_dropout if dropout else flex_once
     if query.device.type in ACCELERATORS and not torch.compiler.is_compiling():

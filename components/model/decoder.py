@@ -22,7 +22,7 @@ from components.model.loss import Head, Readout
 from components.model.masks import CausalMask
 from components.model.positions import Placement, Positions
 from components.model.products import product_dtype
-from components.ranges import BelowOne
+from components.ranges import BelowOne, Layers
 
 
 class Layer(nn.Module):
@@ -86,7 +86,8 @@ class Decoder(nn.Module):
     ``places`` says where in the sequence, of so many ``sequence_parts``, the tokens at hand
     stand.
     ``init_from`` names the folder of weights that a run begins with, or is ``none``. Where a
-    recipe says no ``norm_placement``, layers norm what their branches are fed.
+    recipe says no ``norm_placement``, layers norm what their branches are fed. With a
+    ``dense_mlp`` the first ``num_dense_layers`` have it in place of the ``mlp``.
 
     Raises:
         RecipeError: fewer rows than tokens, no layer, a padding row that does not exist, or
@@ -117,6 +118,8 @@ class Decoder(nn.Module):
         initialization: Normal,
         init_from: str,
         norm_placement: Literal["before", "after"] = "before",
+        dense_mlp: Callable[..., nn.Module] | None = None,
+        num_dense_layers: Layers = 1,
     ) -> None:
         super().__init__()
         _check_sizes(num_layers, vocab_size, padded_vocab_size, initialization.padding_row)
@@ -128,12 +131,14 @@ class Decoder(nn.Module):
         self.embedding_norm = None if embedding_norm is None else embedding_norm(dim=dim)
         self.dropout = nn.Dropout(dropout)
         kind = LAYERS[norm_placement]
+        leading = num_dense_layers if dense_mlp is not None else 0
         layers = [
-            kind(dim=dim, attention=attention, mlp=mlp, norm=norm, dropout=dropout)
-            for _ in range(num_layers)
+            kind(dim=dim, attention=attention, mlp=inner or mlp, norm=norm, dropout=dropout)
+            for inner in [dense_mlp] * leading + [None] * (num_layers - leading)
         ]
         heads = layers[0].attention
-        self.positions = positions(dim=dim, num_heads=heads.num_heads, head_dim=heads.head_dim)
+        turned = {"num_heads": heads.num_heads, "head_dim": heads.turned_dim}
+        self.positions = positions(dim=dim, **turned)
         for index, layer in enumerate(layers):
             layer.attention.turns = self.positions.turns(index)
             layer.attention.window = window_of(heads.windows, index)

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from components.errors import RecipeError
 from components.model.expert_products import (
@@ -17,9 +18,11 @@ from components.model.expert_products import (
     loop,
     sorted_products,
 )
-from components.model.mlp import ACTIVATIONS
+from components.model.kept import passing_on
+from components.model.mlp import ACTIVATIONS, MLP
 from components.model.products import product_dtype
 from components.model.routing import (
+    ChoiceRule,
     ExpertChoice,
     Routing,
     RoutingTally,
@@ -27,7 +30,7 @@ from components.model.routing import (
     force_uniform,
     record,
 )
-from components.ranges import NonNegative
+from components.ranges import Count, NonNegative, Positive
 from components.torch_internals.operators import in_backward
 
 Result = TypeVar("Result")
@@ -54,11 +57,18 @@ class Experts(nn.Module):
     checkpointing repeats leaves no trace. ``renormalize`` makes a token's weights sum to 1;
     ``routing: uniform`` forces a perfect balance, for measuring speed.
 
+    ``shared_ffn_dim`` adds an MLP of that width that every token goes through
+    (https://arxiv.org/abs/2401.06066, section 3.2). The other keys with a default are those of
+    `ChoiceRule`. With a ``balance_rate`` each expert has a bias, which is added to the scores
+    for the choice alone, and which `balance` moves by the rate after each step: a buffer.
+
     Raises:
         RecipeError: more experts a token than there are.
     """
 
     routing: Routing | None
+    choice_bias: Float[Tensor, "experts"] | None
+    load: Int[Tensor, "experts"] | None  # tokens of each expert since it was last taken
 
     def __init__(
         self,
@@ -75,13 +85,20 @@ class Experts(nn.Module):
         auxiliary_scope: Literal["layer", "model"],
         z_loss: NonNegative,
         path: Literal["auto", "grouped", "loop"],
+        shared_ffn_dim: Count | None = None,
+        scores: Literal["softmax", "sigmoid"] = "softmax",
+        weight_scale: Positive = 1.0,
+        num_groups: Count = 1,
+        top_groups: Count = 1,
+        balance_rate: NonNegative | None = None,
     ) -> None:
         super().__init__()
         if not 1 <= top_k <= num_experts:
             problem = f"{top_k} experts a token cannot be chosen of num_experts = {num_experts}"
             raise RecipeError("model.mlp.top_k", problem, f"choose 1 to {num_experts}")
-        self.top_k = top_k
-        self.renormalize = renormalize
+        assert num_experts % num_groups == 0, "the recipe's rules see to it"
+        self.rule = ChoiceRule(top_k, renormalize, scores, weight_scale, num_groups, top_groups)
+        self.balance_rate = balance_rate
         self.uniform = routing == "uniform"
         self.auxiliary_loss = auxiliary_loss
         self.auxiliary_scope = auxiliary_scope
@@ -93,6 +110,13 @@ class Experts(nn.Module):
         self.gate = Stack(num_experts, ffn_dim, dim) if gated else None
         self.up = Stack(num_experts, ffn_dim, dim)
         self.down = Stack(num_experts, dim, ffn_dim, writes_residual=True)
+        self.shared = None
+        if shared_ffn_dim is not None:
+            kind = {"activation": activation, "gated": gated, "bias": False}
+            self.shared = MLP(dim=dim, ffn_dim=shared_ffn_dim, **kind)
+        bias = None if balance_rate is None else torch.zeros(num_experts)
+        self.register_buffer("choice_bias", bias)
+        self.load = None
 
     def forward(self, hidden: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch seq dim"]:
         tokens = hidden.flatten(0, -2)
@@ -107,10 +131,16 @@ class Experts(nn.Module):
         mixed: Tensor = self.mixture(
             tokens.to(dtype), choice.weights.to(dtype), choice.experts, matrices
         )
-        return mixed.to(dtype).view(hidden.shape)
+        mixed = mixed.to(dtype).view(hidden.shape)
+        if self.shared is None:
+            return mixed
+        return passing_on(mixed) + passing_on(self.shared(hidden))
 
     def take_routing(self) -> Routing | None:
         taken, self.routing = self.routing, None
+        if taken is not None and self.choice_bias is not None:
+            counts = taken.counts.detach().long()
+            self.load = counts if self.load is None else self.load + counts
         if taken is None or self.mixture.beyond is None:
             return taken
         return replace(taken, beyond=taken.beyond + self.mixture.beyond)
@@ -118,8 +148,11 @@ class Experts(nn.Module):
     def _route(self, tokens: Tensor) -> ExpertChoice:
         logits: Tensor = self.router(tokens)
         if self.uniform:
-            logits = force_uniform(logits, top_k=self.top_k)
-        choice = choose(logits, top_k=self.top_k, renormalize=self.renormalize)
+            logits = force_uniform(logits, top_k=self.rule.top_k)
+            rule = self.rule._replace(num_groups=1)
+            choice = choose(logits, rule)
+        else:
+            choice = choose(logits, self.rule, self.choice_bias)
         if self.training:
             kept = record(logits, choice, z_loss=self.z_loss > 0)
             # Checkpointing wants a repetition's record computed all the same. What is compiled
@@ -127,6 +160,28 @@ class Experts(nn.Module):
             if torch.compiler.is_compiling() or not in_backward():
                 self.routing = kept
         return choice
+
+    @torch.no_grad()
+    def balance(self, load: Int[Tensor, "experts"]) -> None:
+        """Move the bias of each expert by the rate, down where it had more than the mean.
+
+        https://arxiv.org/abs/2408.15664, algorithm 1; ``load`` are the tokens of a whole step.
+        """
+        assert self.choice_bias is not None
+        assert self.balance_rate is not None
+        # In whole numbers: what a step does to it depends on no layout.
+        direction = (load.sum() - len(load) * load).sign()
+        self.choice_bias.add_(direction.to(self.choice_bias.dtype), alpha=self.balance_rate)
+
+    @override
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Leave the bias in float32 where weights are rounded: it moves by small steps."""
+        exact = self.choice_bias
+        super()._apply(fn, recurse)
+        rounded = self.choice_bias
+        if exact is not None and rounded is not None and rounded.itemsize < 4:
+            self.choice_bias = exact.to(rounded.device)
+        return self
 
     def penalty(self, tally: RoutingTally) -> Float[Tensor, ""]:
         pooled = self.auxiliary_scope == "model"

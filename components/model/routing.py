@@ -6,7 +6,7 @@ which add up over layers, parts of a sequence and pipeline stages.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -98,15 +98,61 @@ class RoutingTally:
         return 2 * num_experts + 6
 
 
+class ChoiceRule(NamedTuple):
+    """How scores are made of logits, and experts and their weights of scores.
+
+    ``scores`` are a softmax over all experts, or of each by itself a ``sigmoid``. A token's
+    experts come from the ``top_groups`` of ``num_groups`` equal groups whose two best scores
+    add up to the most. ``renormalize`` makes a token's weights sum to 1, before they are
+    multiplied by ``weight_scale`` (DeepSeek-V3, https://arxiv.org/abs/2412.19437, equations
+    12 to 16 and section 2.1.2, "Node-Limited Routing").
+    """
+
+    top_k: int
+    renormalize: bool
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    weight_scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+
+
 def choose(
-    logits: Float[Tensor, "tokens experts"], *, top_k: int, renormalize: bool
+    logits: Float[Tensor, "tokens experts"],
+    rule: ChoiceRule,
+    bias: Float[Tensor, "experts"] | None = None,
 ) -> ExpertChoice:
-    """Pick each token's most probable experts; the softmax is over all experts, in float32."""
-    probabilities = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    weights, experts = probabilities.topk(top_k, dim=-1)
-    if renormalize:
+    """Pick each token's experts of the highest scores, which are in float32 or finer.
+
+    A ``bias`` is added to the scores for the choice alone (https://arxiv.org/abs/2408.15664,
+    equation 3). Probabilities are the scores over their sum.
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    if rule.scores == "sigmoid":
+        scores = logits.to(wide).sigmoid()
+        probabilities = scores / scores.sum(-1, keepdim=True)
+    else:
+        scores = probabilities = logits.softmax(-1, dtype=wide)
+    if bias is None and rule.num_groups == 1:
+        weights, experts = scores.topk(rule.top_k, dim=-1)
+    else:
+        judged = scores.detach() if bias is None else scores.detach() + bias
+        experts = _within_groups(judged, rule).topk(rule.top_k, dim=-1).indices
+        weights = scores.gather(1, experts)
+    if rule.renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
+    if rule.weight_scale != 1:
+        weights = weights * rule.weight_scale
     return ExpertChoice(probabilities, weights, experts)
+
+
+def _within_groups(scores: Float[Tensor, "tokens experts"], rule: ChoiceRule) -> Tensor:
+    """Leave out the experts of all groups but the best ones."""
+    if rule.num_groups == 1:
+        return scores
+    groups = scores.unflatten(1, (rule.num_groups, -1))  # (tokens, groups, experts of one)
+    best = groups.topk(2, dim=-1).values.sum(-1).topk(rule.top_groups, dim=-1).indices
+    left_out = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, value=False)
+    return groups.masked_fill(left_out[..., None], -torch.inf).flatten(1)
 
 
 def force_uniform(logits: Float[Tensor, "tokens experts"], *, top_k: int) -> Tensor:

@@ -186,4 +186,5 @@ def key_value_bytes(job: TrainingJob) -> float:
     """
     attention = job.shape.attention
     heads = max(attention.num_kv_heads / job.layout.tensor, 1.0)
-    return 2 * heads * attention.head_dim * job.microbatch_tokens * BYTES[job.compute]
+    both = heads * (attention.head_dim + attention.values)
+    return both * job.microbatch_tokens * BYTES[job.compute]

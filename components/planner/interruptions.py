@@ -99,7 +99,8 @@ def checkpoint_bytes(job: TrainingJob) -> int:
     """
     shape = job.shape
     parameters = shape.total_parameters + shape.padding_parameters
-    spared = shape.num_layers * shape.layer_matrices * job.moment_bytes // 2 if job.muon else 0
+    matrices = shape.over_layers(lambda one: one.layer_matrices) if job.muon else 0
+    spared = matrices * job.moment_bytes // 2
     return parameters * job.saved_bytes - spared
 
 

@@ -5,8 +5,8 @@ base of the degrees, the first axis of ``rank_order`` being the slowest, as the 
 deals them.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -84,12 +84,21 @@ class ParallelLayout:
 
     def recomputed_of(self, rank: int) -> int:
         """Count the layers of a pipeline rank whose number ``recompute_every`` divides."""
-        every = self.recompute_every
-        if every == 1:
-            return self.layers_of(rank)
         ends = list(accumulate(self.layers, initial=0))
-        upto = [-(-end // every) for end in ends]  # of the layers before each stage's end
-        return sum(upto[stage + 1] - upto[stage] for stage in self.stages_of(rank))
+        stages = self.stages_of(rank)
+        return sum(self.recomputed_of_range(ends[one], ends[one + 1]) for one in stages)
+
+    def recomputed_of_range(self, first: int, end: int) -> int:
+        """Count the same of the layers from ``first`` to ``end``, which is not among them."""
+        return -(-end // self.recompute_every) - -(-first // self.recompute_every)
+
+
+class LayerKind(NamedTuple):
+    """So many layers that are alike, those of them that are recomputed, and a job of such."""
+
+    job: "TrainingJob"
+    layers: int
+    recomputed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +110,9 @@ class TrainingJob:
     it reads the sums), the master copy and all moments of the optimizer. ``cast_bytes`` are
     kept of each weight for each microbatch in flight. ``reduce_bytes`` are sent of each
     gradient, ``gather_bytes`` of each weight; the gradient that a weight gets has as many.
-    A checkpoint has ``saved_bytes``. ``even_load`` says that routing is forced to be uniform,
-    ``muon`` that hidden matrices have one moment. Layers with a window may have another kernel:
+    A checkpoint has ``saved_bytes``. ``pads_values`` says that attention's kernel gets values
+    as wide as keys. ``even_load`` says that routing is forced to be uniform, ``muon`` that
+    hidden matrices have one moment. Layers with a window may have another kernel:
     ``attention_passes`` is then the mean, and one that is not fused counts for all.
     """
 
@@ -126,6 +136,7 @@ class TrainingJob:
     dropout: bool
     fused_attention: bool
     attention_passes: float
+    pads_values: bool = False
     compiled: bool = False
     expert_path: ExpertPath = "grouped"
     even_load: bool = False
@@ -141,6 +152,33 @@ class TrainingJob:
     def microbatch_tokens(self) -> float:
         """Tokens of one microbatch on one context rank."""
         return self.microbatch_sequences * self.sequence_length / self.layout.context
+
+    @property
+    def value_width(self) -> int:
+        """Width of a head's values as the kernel takes them."""
+        attention = self.shape.attention
+        return attention.head_dim if self.pads_values else attention.values
+
+    @cached_property
+    def dense(self) -> "TrainingJob":
+        """The same with nothing but layers like the leading ones, which have no experts."""
+        replicas = self.layout.data * self.layout.expert
+        layout = replace(self.layout, data=replicas, expert=1)
+        return replace(self, shape=self.shape.dense, layout=layout)
+
+    def kinds_of(self, stages: Iterable[int]) -> tuple[LayerKind, ...]:
+        """Count the layers of these stages: the leading ones, if there are, and all others."""
+        leading, count = self.shape.leading_layers, self.layout.recomputed_of_range
+        ends = list(accumulate(self.layout.layers, initial=0))
+        parts = [(ends[stage], ends[stage + 1]) for stage in stages]
+        others = [(max(first, leading), max(end, leading)) for first, end in parts]
+        kinds = [(self, others)]
+        if leading:
+            kinds.append((self.dense, [(min(a, leading), min(b, leading)) for a, b in parts]))
+        return tuple(
+            LayerKind(job, sum(b - a for a, b in ranges), sum(count(*one) for one in ranges))
+            for job, ranges in kinds
+        )
 
 
 def job_of(recipe: Recipe) -> TrainingJob:
@@ -161,6 +199,7 @@ def job_of(recipe: Recipe) -> TrainingJob:
         dropout=bool(recipe.model.get("dropout")),
         fused_attention=all(order[:1] != ("math",) for order in kernels),
         attention_passes=attention_passes(recipe),
+        pads_values=any(order[:1] != ("flex",) for order in kernels),
         compiled=parallelism.compile != "none",
         expert_path=_expert_path(recipe),
         even_load=recipe.model["mlp"].get("routing") == "uniform",

@@ -57,20 +57,46 @@ def _kept_selectively(job: TrainingJob) -> float:
     """
     shape, layout, hidden = job.shape, job.layout, 2.0 * job.shape.dim
     attention, copies = shape.attention, (shape.mlp.top_k or 1) * layout.padding
-    queries = attention.num_heads * attention.head_dim
-    keys = attention.num_kv_heads * attention.head_dim
     # What comes in, and what attention adds; a norm after the MLP asks what that gave.
     whole = (3 if shape.norm_placement == "after" else 2) * hidden
-    cut = 2.0 * (2 * queries + 2 * keys) + 4.0 * attention.num_heads
-    cut += 4.0 * keys * layout.context * (layout.context > 1)
+    cut = 2.0 * _attention_results(job) + 4.0 * attention.num_heads
+    gathered = attention.num_kv_heads * (attention.head_dim + attention.values)
+    cut += 2.0 * gathered * layout.context * (layout.context > 1)
     cut += 2.0 * (2 if shape.mlp.gated else 1) * copies * shape.mlp.ffn_dim
     if shape.mlp.num_experts:
         cut += 2.0 * shape.mlp.num_experts + 12.0 * copies
+        cut += 2.0 * (2 if shape.mlp.gated else 1) * (shape.mlp.shared_ffn_dim or 0)
     if layout.expert > 1:
         gathers = layout.expert_dispatch == "all_gather"
         cut += hidden * (layout.expert if gathers else copies)
     whole /= layout.tensor if layout.sequence_parallel else 1
     return whole + cut / layout.tensor
+
+
+def _attention_results(job: TrainingJob) -> float:
+    """Count what a token's products of attention give; latent vectors no tensor rank cuts."""
+    attention = job.shape.attention
+    heads, width = attention.num_heads, attention.head_dim
+    if attention.key_value_rank is None:
+        return 2.0 * (heads + attention.num_kv_heads) * width
+    made = heads * (width + job.value_width) + attention.inner_width
+    return made + attention.latent_width * job.layout.tensor
+
+
+def _latent(job: TrainingJob) -> float:
+    """Bytes a token of latent attention: latent vectors before and after their norms, whole.
+
+    Queries, keys and values as the kernel takes them, and its result; where values are filled
+    up, a copy of what is in the result; else values are a part of what they were made with.
+    """
+    attention, heads = job.shape.attention, job.shape.attention.num_heads
+    normed = attention.latent_width - attention.rotary_dim
+    made = 2 * heads * attention.head_dim + heads * job.value_width
+    if job.value_width > attention.values:
+        made += heads * (job.value_width + attention.values)
+    else:
+        made += attention.inner_width
+    return 2.0 * (made + (attention.latent_width + normed) * job.layout.tensor)
 
 
 def _attention(job: TrainingJob) -> tuple[float, float]:
@@ -80,6 +106,8 @@ def _attention(job: TrainingJob) -> tuple[float, float]:
     the mean over layers where some do not rotate.
     """
     attention, dim = job.shape.attention, job.shape.dim
+    if attention.key_value_rank is not None:
+        return (3.0 if job.dropout else 2.0) * dim, _latent(job)
     queries = attention.num_heads * attention.head_dim
     keys = attention.num_kv_heads * attention.head_dim
     cut = 2.0 * (2 * queries + 2 * keys)
@@ -97,14 +125,24 @@ def _attention(job: TrainingJob) -> tuple[float, float]:
 
 
 def _mlp(job: TrainingJob) -> tuple[float, float]:
-    """Bytes a token of the MLP; a token that meets ``top_k`` experts is kept so many times."""
+    """Bytes a token of the MLP, with what all tokens go through beside their experts."""
+    shape = job.shape
+    whole = (3.0 if job.dropout else 2.0) * shape.dim
+    shared = 2.0 * _inner_tensors(job) * (shape.mlp.shared_ffn_dim or 0)
+    return whole, _routed(job) + shared
+
+
+def _routed(job: TrainingJob) -> float:
+    """Bytes a token of the MLP alone; one that meets ``top_k`` experts is kept as often."""
     shape = job.shape
     copies = (shape.mlp.top_k or 1) * job.layout.padding
-    # What goes into the activation and out of it; a gate adds its own input and the product.
-    widths = 4 if shape.mlp.gated else 2
-    whole = (3.0 if job.dropout else 2.0) * shape.dim
     routed = 2.0 * 2 * copies * shape.dim if shape.mlp.num_experts else 0.0
-    return whole, 2.0 * widths * copies * shape.mlp.ffn_dim + routed
+    return 2.0 * _inner_tensors(job) * copies * shape.mlp.ffn_dim + routed
+
+
+def _inner_tensors(job: TrainingJob) -> int:
+    """Count what goes into the activation and out; a gate adds its input and the product."""
+    return 4 if job.shape.mlp.gated else 2
 
 
 def microbatches_kept(job: TrainingJob, rank: int) -> float:
@@ -164,19 +202,58 @@ def filled_fraction(product: Product, units: int, *, together: bool = False) -> 
 
 def layer_products(job: TrainingJob) -> tuple[Product, ...]:
     """List the products of one layer on one tensor and expert rank."""
+    return (*attention_products(job), *shared_products(job), *mlp_products(job))
+
+
+def attention_products(job: TrainingJob) -> tuple[Product, ...]:
+    """List the maps into attention and out of it."""
     shape, tensor, tokens = job.shape, job.layout.tensor, job.microbatch_tokens
     attention = shape.attention
     queries = attention.num_heads * attention.head_dim
+    if attention.key_value_rank is not None:
+        return _latent_products(job)
     # Where there are fewer key/value heads than tensor ranks, ranks hold copies.
     keys = max(attention.num_kv_heads / tensor, 1.0) * attention.head_dim
-    # Of the MLP two, or a pair for each expert held, whose tokens are spread evenly.
-    width = shape.mlp.ffn_dim / tensor
+    return (
+        Product(rows=tokens, columns=queries / tensor + 2 * keys, depth=shape.dim),
+        Product(rows=tokens, columns=shape.dim, depth=queries / tensor),
+    )
+
+
+def _latent_products(job: TrainingJob) -> tuple[Product, ...]:
+    """List the maps to latent vectors, which tensor ranks repeat, to heads, and out of them."""
+    shape, tensor, tokens = job.shape, job.layout.tensor, job.microbatch_tokens
+    attention, dim = shape.attention, shape.dim
+    queries, rank = attention.num_heads * attention.head_dim, attention.key_value_rank or 0
+    mixed = attention.num_heads * attention.values
+    return (
+        Product(rows=tokens, columns=attention.latent_width, depth=dim),
+        Product(rows=tokens, columns=queries / tensor, depth=attention.query_rank or dim),
+        Product(rows=tokens, columns=attention.inner_width / tensor, depth=rank),
+        Product(rows=tokens, columns=dim, depth=mixed / tensor),
+    )
+
+
+def shared_products(job: TrainingJob) -> tuple[Product, ...]:
+    """List the maps of what all tokens go through beside their experts."""
+    dim, width = job.shape.dim, (job.shape.mlp.shared_ffn_dim or 0) / job.layout.tensor
+    if not width:
+        return ()
+    ups = 2 if job.shape.mlp.gated else 1
+    return (
+        Product(rows=job.microbatch_tokens, columns=ups * width, depth=dim),
+        Product(rows=job.microbatch_tokens, columns=dim, depth=width),
+    )
+
+
+def mlp_products(job: TrainingJob) -> tuple[Product, ...]:
+    """List two products, or a pair for each expert held, whose tokens are spread evenly."""
+    shape, tokens = job.shape, job.microbatch_tokens
+    width = shape.mlp.ffn_dim / job.layout.tensor
     ups = 2 if shape.mlp.gated else 1
     experts = (shape.mlp.num_experts or 1) / job.layout.expert
     rows = tokens * (shape.mlp.top_k or 1) / experts
     return (
-        Product(rows=tokens, columns=queries / tensor + 2 * keys, depth=shape.dim),
-        Product(rows=tokens, columns=shape.dim, depth=queries / tensor),
         Product(rows=rows, columns=ups * width, depth=shape.dim, times=experts),
         Product(rows=rows, columns=shape.dim, depth=width, times=experts),
     )
@@ -203,11 +280,12 @@ def _attention_seconds(
     """
     attention, tensor = job.shape.attention, job.layout.tensor
     queries = job.microbatch_tokens * attention.num_heads / tensor * job.attention_passes
+    width = attention.head_dim + job.value_width
     if job.fused_attention:
         seen = queries * job.shape.causal_keys(job.sequence_length) / job.shape.num_layers
-        return 4.0 * seen * attention.head_dim / (reached * speed.attention_fraction)
+        return 2.0 * seen * width / (reached * speed.attention_fraction)
     pairs = queries * job.sequence_length
-    products = 4.0 * pairs * attention.head_dim / (reached * speed.product_fraction)
+    products = 2.0 * pairs * width / (reached * speed.product_fraction)
     return products + 4 * 2 * pairs / (hardware.memory_gigabytes_per_second * 1e9)
 
 
@@ -265,14 +343,15 @@ def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) ->
         RecipeError: the device does not compute in the recipe's type, or nobody measured it.
     """
     reached, units = _reached_flops(job, hardware), hardware.compute_units
-    products, rate = layer_products(job), reached * speed.product_fraction
+    rate = reached * speed.product_fraction
     load = load_factor(job, speed)
-    kept = layer_bytes_per_token(job, "none") + (load - 1) * _mlp(job)[1] / job.layout.tensor
+    kept = layer_bytes_per_token(job, "none") + (load - 1) * _routed(job) / job.layout.tensor
     moved = kept * job.microbatch_tokens * speed.traffic
-    forward, backward = _expert_seconds(job, products[2:], rate, units)
+    forward, backward = _expert_seconds(job, mlp_products(job), rate, units)
     experts = load * forward
+    always = (*attention_products(job), *shared_products(job))
     return LayerSeconds(
-        products=_product_seconds(products[:2], rate, units) + experts,
+        products=_product_seconds(always, rate, units) + experts,
         experts=experts,
         experts_backward=load * backward,
         attention=_attention_seconds(job, reached, hardware, speed),

@@ -150,7 +150,7 @@ def _passes(
     layers, pipelined = job.layout.layers_of(rank), job.layout.pipeline > 1
     has_head = job.layout.head_stage in job.layout.stages_of(rank)
     casts = _casts(job, rank, parameters)
-    activations = _activations(job, rank, layers, software)
+    activations = _activations(job, rank, software)
     tensors = software.gathered_tensors_in_pipelines if pipelined else software.gathered_tensors
     gathered = tensors * 2 * job.microbatch_tokens * job.shape.dim
     buffers = gathered if job.layout.tensor > 1 else 0.0
@@ -195,20 +195,22 @@ def _gathered_layers(job: TrainingJob, parameters: DeviceParameters, layers: int
     return weights * job.gather_bytes + layer_weights * (job.gather_bytes + job.reduce_bytes)
 
 
-def _activations(job: TrainingJob, rank: int, layers: int, software: SoftwareMemory) -> float:
+def _activations(job: TrainingJob, rank: int, software: SoftwareMemory) -> float:
     layout, gathered = job.layout, 0.0
     # Torch's compiler never repeats a collective by itself.
     if (software.keeps_gathered or job.compiled) and layout.sequence_parallel:
         # Of its blocks' gathered inputs what is beyond this rank's slice.
         gathered = 2 * 2.0 * job.shape.dim * (1 - 1 / layout.tensor)
-    again = layout.recomputed_of(rank) if job.recompute != "none" else 0
-    whole = layer.layer_bytes_per_token(job, "none") + gathered
-    a_layer = layer.layer_bytes_per_token(job)
-    a_layer += gathered * (job.recompute in {"none", "selective"})
     microbatches = layer.microbatches_kept(job, rank)
-    kept = ((layers - again) * whole + again * a_layer) * microbatches
-    if again:
-        kept += whole - a_layer
+    kept = beside = 0.0
+    for kind, layers, recomputed in job.kinds_of(layout.stages_of(rank)):
+        again = recomputed if job.recompute != "none" else 0
+        whole = layer.layer_bytes_per_token(kind, "none") + gathered
+        a_layer = layer.layer_bytes_per_token(kind)
+        a_layer += gathered * (job.recompute in {"none", "selective"})
+        kept += ((layers - again) * whole + again * a_layer) * microbatches
+        beside = max(beside, whole - a_layer if again else 0.0)
+    kept += beside  # one layer at a time is gone through again
     if rank + 1 < layout.pipeline or layout.stages_per_rank > 1:
         hidden = 2.0 * job.shape.dim / (layout.tensor if layout.sequence_parallel else 1)
         kept += software.stage_outputs * hidden * microbatches * layout.stages_per_rank

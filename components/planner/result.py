@@ -305,16 +305,18 @@ def planned_time(plan: Plan) -> PlannedTime | None:
 
 def _hardware_flops(job: TrainingJob, full: float) -> float:
     """Add the forward pass of what is recomputed; attention counts in full."""
-    products, attention = again_fraction(job)
-    passes = job.attention_passes
-    forward = sum(product.flops for product in layer_products(job)) * job.layout.tensor
-    width = job.shape.attention.num_heads * job.shape.attention.head_dim
-    again = products * forward / job.microbatch_tokens
-    layers = job.shape.num_layers
-    core = 4 * width * sum(job.shape.visible_keys(job.sequence_length)) / layers
-    again += passes * attention * core
-    recomputed = -(-layers // job.layout.recompute_every)
-    return full + recomputed * again + layers * 3 * (passes - 1) * core
+    passes, total = job.attention_passes, full
+    heads = job.shape.attention
+    width = heads.num_heads * (heads.head_dim + job.value_width)
+    seen = sum(job.shape.visible_keys(job.sequence_length)) / job.shape.num_layers
+    core = 2 * width * seen
+    for kind, layers, recomputed in job.kinds_of(range(len(job.layout.layers))):
+        products, attention = again_fraction(kind)
+        forward = sum(product.flops for product in layer_products(kind)) * job.layout.tensor
+        again = products * forward / job.microbatch_tokens
+        again += passes * attention * core
+        total += recomputed * again + layers * 3 * (passes - 1) * core
+    return total
 
 
 def flops_by_convention(
@@ -336,8 +338,9 @@ def flops_by_convention(
     query's.
     """
     flops = FlopsPerToken.of(shape, sequence_length)
-    width = shape.attention.num_heads * shape.attention.head_dim
-    once = 2 * width * shape.causal_keys(sequence_length)  # L h s
+    heads = shape.attention
+    width = heads.num_heads * (heads.head_dim + heads.values)
+    once = width * shape.causal_keys(sequence_length)  # L h s
     again = shape.vocab_size * shape.dim if shape.tied_embeddings and pipeline > 1 else 0
     logged = _megatron_logged(shape, sequence_length)
     return {

@@ -36,21 +36,35 @@ def held(job: TrainingJob, stage: int) -> DeviceParameters:
     the activation's scalars are not. Tied ends are held by both the first and the last stage of
     a pipeline, unless one rank has both.
     """
+    ends = _ends(job, stage)
+    dense = expert = matrices = largest = 0.0
+    for kind, layers, _ in job.kinds_of((stage,)):
+        one = _of_layer(kind)
+        dense, expert = dense + layers * one.dense, expert + layers * one.expert
+        matrices += layers * one.matrices
+        largest = max(largest, one.largest if layers else 0.0)
+    largest = max(end_matrix(job) if ends else 0.0, largest)
+    return DeviceParameters(dense + ends, expert, ends, largest, matrices)
+
+
+def _of_layer(job: TrainingJob) -> DeviceParameters:
+    """Count the parameters of one layer on one tensor and expert rank."""
     shape, layout = job.shape, job.layout
-    layers, tensor = layout.layers[stage], layout.tensor
     experts = (shape.mlp.num_experts or 0) * shape.mlp.expert_parameters(shape.dim)
     whole = 2 * shape.norm.parameters(shape.dim) + shape.mlp.router_parameters(shape.dim)
     whole += shape.mlp.activation_parameters
-    if shape.attention.norms_heads:
+    if shape.attention.norms_heads or shape.attention.latent_norm is not None:
         whole += shape.attention.norm_parameters
+    whole += shape.attention.down_matrices(shape.dim)
     cut = shape.layer_parameters - experts - whole
-    ends = _ends(job, stage)
     return DeviceParameters(
-        dense=layers * (cut / tensor + whole) + ends,
-        expert=layers * experts / tensor / layout.expert,
-        ends=ends,
-        largest=max(end_matrix(job) if ends else 0.0, largest_in_layer(job) if layers else 0.0),
-        matrices=layers * (shape.layer_matrices - experts) / tensor,
+        dense=cut / layout.tensor + whole,
+        expert=experts / layout.tensor / layout.expert,
+        ends=0.0,
+        largest=largest_in_layer(job),
+        matrices=shape.attention.down_matrices(shape.dim)
+        + (shape.layer_matrices - experts - shape.attention.down_matrices(shape.dim))
+        / layout.tensor,
     )
 
 

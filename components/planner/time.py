@@ -12,7 +12,12 @@ from components.config.schema.cluster import Hardware
 from components.planner import communication
 from components.planner.experts import repeats_experts, started_seconds, waits
 from components.planner.job import TrainingJob
-from components.planner.layer import head_seconds, layer_products, layer_seconds
+from components.planner.layer import (
+    attention_products,
+    head_seconds,
+    layer_products,
+    layer_seconds,
+)
 from components.planner.schedule import bubble_fraction, orders
 from components.planner.software import SoftwareSpeed
 from components.planner.states import (
@@ -84,6 +89,7 @@ def busy_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> 
         (
             *(layout.layers_of(rank), layout.recomputed_of(rank)),
             layout.head_stage in layout.stages_of(rank),
+            job.shape.leading_layers > 0 and rank == 0,
         )
         for rank in range(layout.pipeline)
     ]
@@ -96,13 +102,14 @@ def rank_seconds(
 ) -> float:
     """Take one microbatch forward and backward through the stages of one rank."""
     layout = job.layout
-    stages, layers = layout.stages_of(rank), layout.layers_of(rank)
+    stages = layout.stages_of(rank)
+    host = sum(n * host_seconds(kind, speed) for kind, n, _ in job.kinds_of(stages))
     device = sum(layers_parts(job, rank, hardware, speed).values())
     if layout.head_stage in stages:
         product, traffic = head_seconds(job, hardware, speed)
         device += 3 * product + traffic
     messages = 2 * speed.message_seconds * len(stages) if layout.pipeline > 1 else 0.0
-    return max(device, layers * host_seconds(job, speed)) + messages
+    return max(device, host) + messages
 
 
 def host_seconds(job: TrainingJob, speed: SoftwareSpeed) -> float:
@@ -118,10 +125,14 @@ def layers_parts(
     job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
 ) -> dict[str, float]:
     """Name what the passes of all layers of one pipeline rank consist of, in seconds."""
-    layers, again = job.layout.layers_of(rank), job.layout.recomputed_of(rank)
-    counted = ((replace(job, recompute="none"), layers - again), (job, again))
+    counted: list[tuple[TrainingJob, int]] = []
+    for kind, layers, again in job.kinds_of(job.layout.stages_of(rank)):
+        if job.recompute == "none":
+            counted.append((kind, layers))
+        else:
+            counted += [(replace(kind, recompute="none"), layers - again), (kind, again)]
     parts = dict[str, float]()
-    for one, count in counted if job.recompute != "none" else ((job, layers),):
+    for one, count in counted:
         for name, seconds in layer_parts(one, hardware, speed).items():
             parts[name] = parts.get(name, 0.0) + count * seconds
     return parts
@@ -159,9 +170,8 @@ def again_fraction(job: TrainingJob) -> tuple[float, float]:
         return 0.0, 0.0
     if job.recompute == "full":
         return 1.0, 1.0
-    products = layer_products(job)
-    total = sum(product.flops for product in products)
-    attention = sum(product.flops for product in products[:2]) / total
+    total = sum(product.flops for product in layer_products(job))
+    attention = sum(product.flops for product in attention_products(job)) / total
     has_attention, has_mlp = "attention" in job.recompute, "mlp" in job.recompute
     return has_attention * attention + has_mlp * (1 - attention), float(has_attention)
 
@@ -298,10 +308,21 @@ def forward_seconds(
     Of what a training step counts for both passes, memory traffic and the host's work are
     a third, collectives of tensor ranks a half.
     """
-    layout = job.layout
-    stages, layers = layout.stages_of(rank), layout.layers_of(rank)
+    layout, stages = job.layout, job.layout.stages_of(rank)
+    device = host = 0.0
+    for kind, layers, _ in job.kinds_of(stages):
+        device += layers * _forward_layer(kind, hardware, speed)
+        host += layers * host_seconds(kind, speed) / 3
+    if layout.head_stage in stages:
+        product, traffic = head_seconds(job, hardware, speed)
+        device = device + product + traffic / 3
+    messages = speed.message_seconds * len(stages) if layout.pipeline > 1 else 0.0
+    return max(device, host) + messages
+
+
+def _forward_layer(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> float:
     each = layer_seconds(job, hardware, speed)
-    layer = (
+    return (
         each.products
         + each.attention
         + each.traffic / 3
@@ -310,12 +331,6 @@ def forward_seconds(
         + waits(job, hardware, speed, each[1:3]).forward
         + communication.context_seconds(job, hardware)
     )
-    device = layers * layer
-    if layout.head_stage in stages:
-        product, traffic = head_seconds(job, hardware, speed)
-        device = device + product + traffic / 3
-    messages = speed.message_seconds * len(stages) if layout.pipeline > 1 else 0.0
-    return max(device, layers * host_seconds(job, speed) / 3) + messages
 
 
 def timeline_of(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> Timeline:

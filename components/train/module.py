@@ -16,6 +16,7 @@ from components.config.stages import splits_backward
 from components.data.samples import samples_digest
 from components.distributed.data import DataParallel
 from components.distributed.devices import StateDtypes, compute_dtype
+from components.distributed.expert_balance import balance_experts, forget_loads
 from components.distributed.experts import exact_exchanges
 from components.distributed.mesh import Mesh
 from components.distributed.pipeline import Accumulation, Microbatches, Pipeline
@@ -192,7 +193,7 @@ class Pretraining(LightningModule):
         A bad one leaves weights, optimizer and clock where they were, and `verdict` says why.
         One that sent more to experts than its bound is computed again, without one.
         """
-        self.compute.begin(self.progress.step, len(batch))
+        self._begin(batch)
         optimizer, tokens = self.recipe.optimizer, self.progress.tokens
         if isinstance(self.engine.optimizer, AdEMAMix):
             self.engine.optimizer.tokens = self._tokens_after(self.progress.step + 1)
@@ -203,7 +204,7 @@ class Pretraining(LightningModule):
         norm, self.pairs_beyond = step(), 0
         if beyond := self._agreed.pairs_beyond:
             self.pairs_beyond = round(beyond * len(batch) * self.mesh.data_ranks)
-            self.compute.begin(self.progress.step, len(batch))
+            self._begin(batch)
             with exact_exchanges(self.decoders):
                 norm = step()
         if norm is None:
@@ -213,8 +214,15 @@ class Pretraining(LightningModule):
         value = norm.item() if known is None else known
         if not math.isfinite(value):  # DeepSpeed found out, and took no step
             self.verdict = self.guard.judge(loss=self._agreed.loss, gradient_norm=value)
+        else:
+            balance_experts(self.decoders, self.mesh.dense.grad_sync)
         if self.verdict is None:
             self._record(value, lr)
+
+    def _begin(self, batch: Tensor) -> None:
+        """Forget what was counted of the step before, or of this one's first try."""
+        self.compute.begin(self.progress.step, len(batch))
+        forget_loads(self.decoders)
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from components.config.schema.recipe import Recipe
     from components.config.schema.sections import Precision
 
-NORMS = ("norm", "embedding_norm", "attention.qk_norm")
+NORMS = ("norm", "embedding_norm", "attention.qk_norm", "attention.latent_norm")
 SHARES_TOLERANCE = 1e-6  # shares are written with six decimals
 MOST_WRITTEN = 8  # shares that a line holds
 PEAKS = ("start", "value")  # where a warm-up ends
@@ -127,11 +127,12 @@ def check_model(model: Mapping[str, Any]) -> None:
             remedy = f"set model.{path}.bias=false, or model.{path}.center=true for LayerNorm"
             raise RecipeError(f"model.{path}.bias", problem, remedy)
     attention = _at(model, "attention")
-    width = attention.get("head_dim", 0)
+    key = "rotary_dim" if "rotary_dim" in attention else "head_dim"
+    width = attention.get(key, 0)
     if _at(model, "positions").get("base") is not None and width % 2:
         problem = f"{width} is odd, but rotary positions turn channels in pairs"
         remedy = f"use {width - 1} or {width + 1}"
-        raise RecipeError("model.attention.head_dim", problem, remedy)
+        raise RecipeError(f"model.attention.{key}", problem, remedy)
     if "backends" in attention:
         check_order(attention["backends"])
     check_windows(attention.get("windows", ("full",)))

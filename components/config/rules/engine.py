@@ -27,6 +27,10 @@ def check_engine(recipe: "Recipe") -> None:
         )
         remedy = "set parallelism.engine=mesh, or optimizer=adamw"
         raise RecipeError("parallelism.engine", problem, remedy)
+    if recipe.model["mlp"].get("balance_rate") is not None:
+        problem = "deepspeed, but its checkpoints have no place for the biases of a router"
+        remedy = "set parallelism.engine=mesh, or model.mlp.balance_rate=null"
+        raise RecipeError("parallelism.engine", problem, remedy)
     _check_degrees(degrees)
     if (mask := recipe.cluster.rank_mask) is not None:
         problem = f"deepspeed, which takes the device of a rank's number, but {mask} hides it"
@@ -114,6 +118,10 @@ def check_float8(recipe: "Recipe") -> None:
         "model.attention.head_dim": heads.num_heads * heads.head_dim,
         "model.attention.num_kv_heads": heads.num_kv_heads * heads.head_dim,
     }
+    if heads.key_value_rank is not None:
+        widths["model.attention.key_value_rank"] = heads.key_value_rank + heads.rotary_dim
+        widths["model.attention.query_rank"] = heads.query_rank or MULTIPLE
+        widths["model.attention.value_dim"] = heads.num_heads * heads.values
     if not experts:  # their products stay in bfloat16
         widths["model.mlp.ffn_dim"] = shape.mlp.ffn_dim
     for key, width in widths.items():

@@ -239,3 +239,7 @@ def _check_pipeline(recipe: "Recipe") -> None:
         remedy = f"the most that has a layer on each stage: {fitting}"
         problem = f"{need}, model.num_layers is {layers}"
         raise RecipeError("parallelism.pipeline", problem, remedy)
+    if (leading := recipe.shape.leading_layers) >= len(recipe.stages[0]):
+        problem = f"the first of {pipeline * stages} stages has none but the {leading} layers"
+        remedy = "use fewer stages: each hands on what its routers did"
+        raise RecipeError("parallelism.pipeline", f"{problem} without experts", remedy)

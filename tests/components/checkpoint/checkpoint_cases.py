@@ -14,6 +14,7 @@ from torch.futures import Future
 from components.checkpoint.layout import PieceReader
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.saving import ShardState
+from components.distributed.expert_balance import balance_experts
 from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
 from tests.components.distributed.layout_cases import (
     Layout,
@@ -49,6 +50,7 @@ def train(rank: Rank, steps: range) -> None:
         rank.sharded.backward(batch_of(step, rank.sharded.mesh.data_rank))
         rank.optimizer.step()
         rank.sharded.parallel.spread()
+        balance_experts(rank.sharded.stages, rank.sharded.mesh.dense.grad_sync)
 
 
 def train_alone(parts: Parts, data_ranks: int, steps: int) -> State:
@@ -63,7 +65,7 @@ def train_alone(parts: Parts, data_ranks: int, steps: int) -> State:
 
 def state_of(rank: Rank) -> State:
     """Gather weights, moments and counters; the ranks call this together."""
-    state = {}
+    state = {name: one.clone() for name, one in rank.sharded.parallel.buffers.items()}
     rank.sharded.parallel.settle()
     for shard in rank.sharded.shards:
         state[shard.name] = gather(shard.weight.detach())

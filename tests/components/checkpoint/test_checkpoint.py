@@ -147,6 +147,24 @@ def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
     assert_equal(state_of(other), state_of(rank))
 
 
+def test_biases_of_routers_are_saved_and_move_on_to_the_same_bits(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    parts = Parts(mlp=partial(MIXTURE, balance_rate=0.001))
+    rank = start(parts, ALONE, seed=0)
+    train(rank, range(STEPS))
+    saved = save_checkpoint(tmp_path, rank.state, RunProgress(2, 20))
+    halfway = state_of(rank)
+    assert halfway["layers.0.mlp.choice_bias"].count_nonzero()
+    layout = Layout(shard=2, expert=2, zero=1)
+    for name, value in merged(ranks(load, parts, layout, saved)).items():
+        assert torch.equal(value, halfway[name]), name
+    train(rank, range(STEPS, 2 * STEPS))
+    found, expected = go_on(parts, ALONE, saved, range(STEPS, 2 * STEPS)), state_of(rank)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 def test_a_run_whose_first_steps_were_all_skipped_goes_on_too(tmp_path: Path) -> None:
     rank, other = start(PARTS, ALONE, seed=0), start(PARTS, ALONE, seed=1)
     saved = save_checkpoint(tmp_path, rank.state, RunProgress(0, 0))

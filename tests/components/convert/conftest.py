@@ -171,6 +171,13 @@ def qwen3() -> Section:
     return _section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
 
 
+def qwen3_moe() -> Section:
+    """The same with experts, which the routers' weights of a token all sum to 1 for."""
+    heads = {"num_kv_heads": 2, "head_dim": 10, "qk_norm": RMS, "qk_norm_over": "each_head"}
+    section = _section(positions=ROTARY, norm=RMS, mlp={}, attention=heads)
+    return section | {"mlp": olmoe()["mlp"] | {"renormalize": True}}
+
+
 def smollm3() -> Section:
     """The second and the fourth of five layers do not rotate."""
     some = {"_target_": "components.model.positions.InterleavedRotary", "skip_every": 2}
@@ -243,7 +250,7 @@ SECTIONS = {
     make.__name__: make
     for make in (
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
-        *(olmoe, olmoe_renormalized, olmo2, qwen3, smollm3, apertus),
+        *(olmoe, olmoe_renormalized, olmo2, qwen3, qwen3_moe, smollm3, apertus),
         *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed, apertus_slowed),
         *(olmo3, olmo3_in_one_length, mistral),
     )

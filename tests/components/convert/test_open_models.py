@@ -22,6 +22,7 @@ from tests.components.convert.test_parity import (
     GRADIENT_TOLERANCE,
     LOGITS_TOLERANCE,
     distance,
+    in_memory,
 )
 
 Config = dict[str, Any]
@@ -158,9 +159,35 @@ APERTUS: Config = {  # swiss-ai/Apertus-8B-2509, config.json
 # arXiv 2509.14233, table 1, in the same keys.
 APERTUS_70B = dict(APERTUS, hidden_size=8_192, intermediate_size=43_008, num_hidden_layers=80)
 APERTUS_70B |= {"num_attention_heads": 64}
+QWEN3_MOE: Config = {  # Qwen/Qwen3-30B-A3B, config.json
+    "model_type": "qwen3_moe",
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2_048,
+    "intermediate_size": 6_144,
+    "max_position_embeddings": 40_960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1_000_000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151_936,
+}
 
 # By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B, 8.2 B, 7 B, 32 B, 7.24 B,
-# 8 B and 70 B.
+# 8 B, 70 B and 30.5 B.
 COUNTS: dict[str, tuple[Config, int]] = {
     "OLMo-2 1B": (OLMO2, 1_484_916_736),
     "OLMo-2 7B": (OLMO2_7B, 7_298_617_344),
@@ -174,11 +201,13 @@ COUNTS: dict[str, tuple[Config, int]] = {
     "Mistral 7B": (MISTRAL, 7_241_732_096),
     "Apertus 8B": (APERTUS, 8_053_338_176),
     "Apertus 70B": (APERTUS_70B, 70_599_864_480),
+    "Qwen3-30B-A3B": (QWEN3_MOE, 30_532_122_624),
 }
 PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "olmo2": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "qwen3": {"qk_norm_over": "each_head"},
     "apertus": {"qk_norm_over": "each_head", "mlp": {"activation": "xielu", "gated": False}},
+    "qwen3_moe": {"qk_norm_over": "each_head"},
     "smollm3": {},
     "olmo3": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "mistral": {},
@@ -228,15 +257,7 @@ def section_of(config: Config) -> Section:
             "backends": ["flash"],
             "windows": [window if kind == "sliding_attention" else "full" for kind in types],
         },
-        "mlp": {
-            "_target_": "components.model.mlp.MLP",
-            "_partial_": True,
-            "ffn_dim": config["intermediate_size"],
-            "activation": "silu",
-            "gated": True,
-            "bias": False,
-            **parts.get("mlp", {}),
-        },
+        "mlp": experts_of(config) if "num_experts" in config else mlp_of(config),
         "initialization": {
             "_target_": "components.model.initialization.Normal",
             "std": 0.02,
@@ -259,6 +280,36 @@ def scaling_of(config: Config) -> Section:
         names, kind = {key: key for key in ("beta_fast", "beta_slow")}, "YarnScaling"
     return {"_target_": f"{room}.{kind}", **numbers} | {
         ours: config[theirs] for ours, theirs in names.items()
+    }
+
+
+def mlp_of(config: Config) -> Section:
+    return {
+        "_target_": "components.model.mlp.MLP",
+        "_partial_": True,
+        "ffn_dim": config["intermediate_size"],
+        "activation": "silu",
+        "gated": True,
+        "bias": False,
+        **PARTS[config["model_type"]].get("mlp", {}),
+    }
+
+
+def experts_of(config: Config) -> Section:
+    return {
+        "_target_": "components.model.moe.Experts",
+        "_partial_": True,
+        "num_experts": config["num_experts"],
+        "top_k": config["num_experts_per_tok"],
+        "ffn_dim": config["moe_intermediate_size"],
+        "activation": "silu",
+        "gated": True,
+        "renormalize": config["norm_topk_prob"],
+        "routing": "learned",
+        "auxiliary_loss": config["router_aux_loss_coef"],
+        "auxiliary_scope": "layer",
+        "z_loss": 0.0,
+        "path": "auto",
     }
 
 
@@ -350,6 +401,9 @@ SMALL: dict[str, Config] = {
     | {"rope_scaling": OLMO3["rope_scaling"] | {"original_max_position_embeddings": 16}},
     "mistral": MISTRAL | SMALLER | FEWER | {"num_hidden_layers": 3, "sliding_window": 11},
     "apertus": APERTUS | SMALLER | {"num_hidden_layers": 3, "num_attention_heads": 8},
+    "qwen3_moe": QWEN3_MOE
+    | SMALLER
+    | {"num_hidden_layers": 2, "head_dim": 8, "moe_intermediate_size": 24},
 }
 
 
@@ -362,7 +416,8 @@ def test_made_small_it_computes_what_the_class_computes(model: str) -> None:
     ours, theirs = random_model(section), theirs_of(config).eval()
 
     def mapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return dict(their_tensors(tensors, family, features, rows=config["vocab_size"]))
+        one_by_one = their_tensors(tensors, family, features, rows=config["vocab_size"])
+        return in_memory(dict(one_by_one), section)
 
     found = theirs.load_state_dict(mapped(dict(ours.named_parameters())), strict=False)
     assert not found.unexpected_keys

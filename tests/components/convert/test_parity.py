@@ -63,7 +63,7 @@ def test_every_gradient_is_the_same(section: Section, export: Export) -> None:
     family = choose_family(features)
     rows = section["padded_vocab_size"]
     mapped = their_tensors(gradients, family, features, rows=rows)
-    expected = dict(_in_memory(dict(mapped), section))
+    expected = dict(in_memory(dict(mapped), section))
     for constant, _ in theirs.named_buffers():
         expected.pop(constant, None)
     found = {name: value.grad for name, value in theirs.named_parameters()}
@@ -72,7 +72,7 @@ def test_every_gradient_is_the_same(section: Section, export: Export) -> None:
         assert distance(gradient, expected[name]) < GRADIENT_TOLERANCE, name
 
 
-def _in_memory(tensors: dict[str, Tensor], section: Section) -> dict[str, Tensor]:
+def in_memory(tensors: dict[str, Tensor], section: Section) -> dict[str, Tensor]:
     """Stack experts as ``transformers`` 5 has them once they are loaded."""
     stacked = {name: value for name, value in tensors.items() if ".experts." not in name}
     for layer in range(section["num_layers"] if len(stacked) < len(tensors) else 0):

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from components.distributed.data import DataParallel
+from components.distributed.expert_balance import balance_experts
 from components.distributed.weight_shards import local
 from tests.components.distributed.layout_cases import (
     FLOAT32,
@@ -59,6 +60,8 @@ def train(parts: Parts, layout: Layout) -> Trained:
         theirs.step()
         ours.step()
         sharded.parallel.spread()
+        balance_experts([whole.decoder], sharded.mesh.axis("context"))  # one rank
+        balance_experts(sharded.stages, sharded.mesh.dense.grad_sync)
         weight = max(weight, largest_difference(sharded.weights(), whole.weights()))
     return Trained(gradient, weight, sharded.weights())
 

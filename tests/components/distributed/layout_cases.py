@@ -150,7 +150,8 @@ class Whole:
         return {name: gradient_of(p) for name, p in self.decoder.named_parameters()}
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in self.decoder.named_parameters()}
+        """Give weights, and the biases of routers."""
+        return {name: p.detach() for name, p in self.decoder.state_dict().items()}
 
 
 class ParallelModel:
@@ -195,7 +196,8 @@ class ParallelModel:
 
     def weights(self) -> dict[str, Tensor]:
         self.parallel.settle()
-        return {shard.name: gather(shard.weight.detach()) for shard in self.shards}
+        weights = {shard.name: gather(shard.weight.detach()) for shard in self.shards}
+        return weights | self.parallel.buffers
 
     def _microbatches(self, layout: Layout) -> Microbatches:
         if layout.pipeline == 1:

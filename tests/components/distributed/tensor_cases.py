@@ -16,6 +16,7 @@ from components.distributed.tensor import split_tensors
 from components.model.attention import Attention
 from components.model.decoder import Decoder
 from components.model.initialization import Normal
+from components.model.latent_attention import LatentAttention
 from components.model.mlp import MLP
 from components.model.norms import Norm
 from components.model.positions import Positions, Rotary
@@ -30,6 +31,21 @@ BARE_LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=False, bias=False)
 SWIGLU = partial(MLP, ffn_dim=32, activation="silu", gated=True, bias=False)
 XIELU = partial(MLP, ffn_dim=32, activation="xielu", gated=False, bias=False)
 GELU = partial(MLP, ffn_dim=32, activation="gelu", gated=False, bias=True)
+
+
+LATENT = partial(
+    LatentAttention,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=10,
+    rotary_dim=4,
+    value_dim=6,
+    query_rank=9,
+    key_value_rank=7,
+    latent_norm=RMS_NORM,
+    dropout=0.0,
+    backends=BACKENDS,
+)
 
 
 class Parts(NamedTuple):
@@ -51,6 +67,8 @@ class Parts(NamedTuple):
     norm_placement: Literal["before", "after"] = "before"
     qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
     windows: Sequence[Window] = ("full",)
+    dense_mlp: Callable[..., nn.Module] | None = None
+    attention: Callable[..., Attention] | None = None
 
 
 class Difference(NamedTuple):
@@ -69,7 +87,8 @@ def build(parts: Parts) -> Decoder:
         padded_vocab_size=parts.rows,
         tied_embeddings=parts.tied,
         positions=parts.positions,
-        attention=partial(
+        attention=parts.attention
+        or partial(
             Attention,
             num_heads=parts.num_heads,
             num_kv_heads=parts.num_kv_heads,
@@ -89,6 +108,7 @@ def build(parts: Parts) -> Decoder:
         initialization=Normal(std=0.2, residual="scaled", padding_row=None),
         init_from="none",
         norm_placement=parts.norm_placement,
+        dense_mlp=parts.dense_mlp,
     )
 
 

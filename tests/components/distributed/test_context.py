@@ -20,6 +20,7 @@ from tests.components.distributed.context_cases import (
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     GELU,
+    LATENT,
     LAYER_NORM,
     LENGTH,
     RMS_NORM,
@@ -59,6 +60,7 @@ WINDOWED = Parts(
     windows=(5, "full", LENGTH - 2),
     num_layers=3,
 )
+LATENT_HEADS = Parts(attention=LATENT)
 LEARNED = Parts(num_kv_heads=8, tied=True, positions=partial(Learned, num_positions=LENGTH))
 
 
@@ -136,8 +138,8 @@ def assert_small(differences: list[Difference]) -> None:
 @pytest.mark.parametrize("documents", [False, True], ids=["crossing", "documents"])
 @pytest.mark.parametrize(
     "model",
-    [LLAMA, BLOOM, LEARNED, WINDOWED],
-    ids=["llama", "bloom", "learned", "windowed"],
+    [LLAMA, BLOOM, LEARNED, WINDOWED, LATENT_HEADS],
+    ids=["llama", "bloom", "learned", "windowed", "latent"],
 )
 def test_a_decoder_on_two_ranks_equals_one_process(
     two_ranks: Ranks, model: Parts, documents: bool
@@ -148,8 +150,8 @@ def test_a_decoder_on_two_ranks_equals_one_process(
 @pytest.mark.quick("sliced-llama", "whole-bloom", "sliced-windowed")
 @pytest.mark.parametrize(
     "model",
-    [LLAMA, BLOOM, LEARNED, WINDOWED],
-    ids=["llama", "bloom", "learned", "windowed"],
+    [LLAMA, BLOOM, LEARNED, WINDOWED, LATENT_HEADS],
+    ids=["llama", "bloom", "learned", "windowed", "latent"],
 )
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "sliced"])
 def test_tensor_ranks_split_what_a_context_rank_holds(

@@ -18,7 +18,7 @@ from tests.components.distributed.experts_cases import (
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.microbatches_cases import run_steps
 from tests.components.distributed.ranks import Ranks
-from tests.components.distributed.tensor_cases import Parts
+from tests.components.distributed.tensor_cases import SWIGLU, Parts
 
 # Double precision has 16 digits; sums in another order cost the last one or two.
 TOLERANCE = 1e-13
@@ -150,6 +150,41 @@ def test_data_and_expert_ranks_train_as_one_process_does(
     four_ranks: Ranks, layout: Layout
 ) -> None:
     assert_as_one_process(four_ranks(train, mixture(auxiliary_scope="layer"), layout))
+
+
+DEEPSEEK = {
+    "scores": "sigmoid",
+    "renormalize": True,
+    "weight_scale": 2.5,
+    "num_groups": 2,
+    "top_groups": 1,
+    "shared_ffn_dim": 7,
+    "balance_rate": 0.05,
+    "auxiliary_loss": 0.01,
+}
+
+
+@pytest.mark.quick("experts")
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(shard=2, expert=2, zero=1),
+        Layout(shard=2, expert=2, zero=2, recompute="full", dispatch="all_to_all", overlap=2),
+        Layout(pipeline=2, expert=2, recompute="selective", dispatch="all_to_all", bound=2),
+        Layout(shard=4, zero=3),
+    ],
+    ids=["experts", "recomputed", "stages", "whole layers"],
+)
+def test_biases_of_routers_move_alike_whatever_the_layout(
+    four_ranks: Ranks, layout: Layout
+) -> None:
+    """Beside a shared expert, and after a dense layer."""
+    parts = mixture(**DEEPSEEK)._replace(dense_mlp=SWIGLU)
+    trained = four_ranks(train, parts, layout)
+    assert_as_one_process(trained)
+    biases = [bias for rank in trained for name, bias in rank.weights.items() if "bias" in name]
+    assert biases
+    assert all(bias.count_nonzero() for bias in biases)
 
 
 @pytest.mark.quick("2")

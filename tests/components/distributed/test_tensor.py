@@ -10,6 +10,7 @@ from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     BARE_LAYER_NORM,
     GELU,
+    LATENT,
     LAYER_NORM,
     LENGTH,
     RMS_NORM,
@@ -59,6 +60,8 @@ FAMILIES = {
     "one group, query-key norm of each head": HEAD_NORMS._replace(num_kv_heads=1),
     "norms after": NORMS_AFTER,
     "a trained activation": APERTUS,
+    "latent attention": Parts(attention=LATENT),
+    "latent keys alone": Parts(attention=partial(LATENT, query_rank=None)),
     "norms after, with biases": Parts(bias=True, mlp=GELU, norm_placement="after"),
     "a layer that does not rotate": Parts(
         positions=partial(InterleavedRotary, base=10_000.0, skip_every=2)

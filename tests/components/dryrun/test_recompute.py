@@ -63,10 +63,11 @@ def most(found: StepRehearsal) -> dict[Any, int]:
             ),
             0.05,
         ),
+        (("recipe=mula7b_a1b", "model.mlp.shared_ffn_dim=512"), 0.05),
     ],
     ids=[
         *("dense", "tensor", "context", "norms after", "norm of each head"),
-        *("experts", "gathered", "exchanged", "bounded"),
+        *("experts", "gathered", "exchanged", "bounded", "shared"),
     ],
 )
 def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(
@@ -79,6 +80,18 @@ def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(
     each = apart["activations"] / (DEPTHS[1] - DEPTHS[0])
     assert each == pytest.approx(planned * job.microbatch_tokens, rel=tolerance)
     assert apart["casts"] == 0
+
+
+@pytest.mark.long
+def test_an_expert_that_all_tokens_share_is_planned() -> None:
+    kept = []
+    for shared in ("null", "512"):
+        more = (f"model.mlp.shared_ffn_dim={shared}", "parallelism.recompute=none")
+        job, found = rehearsed(4, ("recipe=mula7b_a1b", *more))
+        planned = 4 * layer.layer_bytes_per_token(job) * job.microbatch_tokens
+        kept.append((planned, most(found)["activations"]))
+    (planned, found_), (planned_more, found_more) = kept
+    assert found_more - found_ == pytest.approx(planned_more - planned, rel=0.02)
 
 
 @pytest.mark.long

@@ -179,7 +179,7 @@ def reference_block(ours: Experts) -> OlmoeSparseMoeBlock:
         intermediate_size=FFN_DIM,
         num_experts=NUM_EXPERTS,
         num_experts_per_tok=TOP_K,
-        norm_topk_prob=ours.renormalize,
+        norm_topk_prob=ours.rule.renormalize,
     )
     config._experts_implementation = "eager"
     block = OlmoeSparseMoeBlock(config)

@@ -118,6 +118,13 @@ def test_muon_on_flat_shards_is_refused(compose: Compose) -> None:
         compose(*DEEPSPEED, "optimizer=muon")
 
 
+def test_biases_of_routers_are_refused() -> None:
+    words = ("recipe=mula7b_a1b", "parallelism.engine=deepspeed", "parallelism.expert=1")
+    said = r"parallelism\.engine: deepspeed, but its checkpoints have no place for the biases"
+    with pytest.raises(RecipeError, match=said):
+        compose_recipe(read_point([*words, "model.mlp.balance_rate=0.1"]))
+
+
 def test_experts_over_ranks_are_refused() -> None:
     words = ["recipe=mula20b_a2b", "parallelism.engine=deepspeed", "cluster.ranks=4"]
     with pytest.raises(RecipeError, match=r"parallelism\.expert: 2, but the deepspeed engine"):

@@ -1,0 +1,100 @@
+"""Multi-head latent attention: queries, keys and values from vectors of low rank.
+
+https://arxiv.org/abs/2405.04434, section 2.1, and https://arxiv.org/abs/2412.19437, section
+2.1.1. Channels of a head are those that do not rotate, then those that do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from typing_extensions import override
+
+from components.attention_backends import Backend
+from components.model.attention import Attention, AttentionCore, ForwardScope
+from components.model.products import Linear, ResidualLinear
+from components.ranges import BelowOne, Count, Heads
+
+
+class LatentAttention(Attention):
+    """Attend with heads that are made of two narrow vectors a token.
+
+    ``head_dim`` channels of queries and keys, of which the last ``rotary_dim`` rotate; those of
+    keys are the same in all heads, and come without a norm. Values have ``value_dim``. Without
+    a ``query_rank`` queries come from the hidden states. There is no bias, and no head shares
+    the keys of another; other keys of an attention block stand with the value that is nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: Heads,
+        num_kv_heads: Heads,
+        head_dim: Count,
+        rotary_dim: Count,
+        value_dim: Count,
+        query_rank: Count | None,
+        key_value_rank: Count,
+        latent_norm: Callable[..., nn.Module],
+        dropout: BelowOne,
+        backends: Sequence[Backend],
+        bias: Literal[False] = False,
+        qk_norm: None = None,
+        layer_scaling: Literal[False] = False,
+    ) -> None:
+        nn.Module.__init__(self)
+        assert num_kv_heads == num_heads, "the recipe's rules see to it"
+        assert rotary_dim < head_dim, "the recipe's rules see to it"
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.rotary_dim = rotary_dim
+        self.value_dim = value_dim
+        self.first_head = 0
+        self.turns = True
+        self.query_down = self.query_norm = None
+        if query_rank is not None:
+            self.query_down = Linear(dim, query_rank, bias=bias)
+            self.query_norm = latent_norm(dim=query_rank)
+        self.query = Linear(query_rank or dim, num_heads * head_dim, bias=bias)
+        self.key_value_down = Linear(dim, key_value_rank + rotary_dim, bias=bias)
+        self.key_value_norm = latent_norm(dim=key_value_rank)
+        inner = head_dim - rotary_dim + value_dim
+        self.key_value = Linear(key_value_rank, num_heads * inner, bias=bias)
+        self.core = AttentionCore(dropout=dropout, backends=backends)
+        self.output = ResidualLinear(num_heads * value_dim, dim, bias=bias)
+
+    @property
+    @override
+    def turned_dim(self) -> int:
+        return self.rotary_dim
+
+    @override
+    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
+        still = self.head_dim - self.rotary_dim
+        query = self._queries(hidden).unflatten(-1, (-1, self.head_dim))
+        unturned, turned = query.split([still, self.rotary_dim], dim=-1)
+        widths = [self.key_value.in_features, self.rotary_dim]
+        latent, shared = self.key_value_down(hidden).split(widths, dim=-1)
+        inner = self.key_value(self.key_value_norm(latent))
+        inner = inner.unflatten(-1, (-1, still + self.value_dim))
+        key, value = inner.split([still, self.value_dim], dim=-1)
+        shared = shared[:, :, None]  # (batch, seq, 1, rotary_dim)
+        if self.turns:
+            turned, shared = scope.turn(turned), scope.turn(shared)
+        shared = shared.expand(-1, -1, key.shape[2], -1)
+        mixed = self.core(
+            torch.cat((unturned, turned), -1).transpose(1, 2),  # (batch, heads, seq, head_dim)
+            torch.cat((key, shared), -1).transpose(1, 2),
+            value.transpose(1, 2),
+            scope,
+            first_head=self.first_head,
+        )
+        return cast("Tensor", self.output(mixed.transpose(1, 2).flatten(-2)))
+
+    def _queries(self, hidden: Tensor) -> Tensor:
+        if self.query_down is None or self.query_norm is None:
+            return cast("Tensor", self.query(hidden))
+        return cast("Tensor", self.query(self.query_norm(self.query_down(hidden))))

@@ -1,0 +1,136 @@
+"""Sigmoid scores, groups, biases and a shared expert, against DeepSeek-V3's of transformers."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DeepseekV3Config
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+
+from components.model.moe import Experts
+from tests.components.model.test_moe import DIM, FFN_DIM, experts, one
+
+NUM_EXPERTS = 12
+DEEPSEEK: dict[str, Any] = {
+    "num_experts": NUM_EXPERTS,
+    "top_k": 3,
+    "renormalize": True,
+    "scores": "sigmoid",
+    "weight_scale": 2.5,
+    "num_groups": 4,
+    "top_groups": 2,
+    "shared_ffn_dim": 2 * FFN_DIM,
+    "balance_rate": 0.125,
+    "auxiliary_loss": 0.0,
+}
+
+
+def deepseek(**changes: Any) -> Experts:
+    """Biases as large as scores, so that they decide."""
+    part = experts(**DEEPSEEK | changes)
+    bias_of(part).copy_(torch.randn(NUM_EXPERTS))
+    return part
+
+
+def bias_of(part: Experts) -> Tensor:
+    return one(part.choice_bias)
+
+
+def reference(ours: Experts) -> DeepseekV3MoE:
+    config = DeepseekV3Config(
+        hidden_size=DIM,
+        moe_intermediate_size=FFN_DIM,
+        n_routed_experts=NUM_EXPERTS,
+        n_shared_experts=2,
+        num_experts_per_tok=ours.rule.top_k,
+        n_group=ours.rule.num_groups,
+        topk_group=ours.rule.top_groups,
+        norm_topk_prob=ours.rule.renormalize,
+        routed_scaling_factor=ours.rule.weight_scale,
+    )
+    config._experts_implementation = "eager"
+    theirs = DeepseekV3MoE(config)
+    assert ours.gate is not None
+    assert ours.shared is not None
+    with torch.no_grad():
+        theirs.gate.weight.copy_(ours.router.weight)
+        theirs.gate.e_score_correction_bias.copy_(bias_of(ours))
+        theirs.experts.gate_up_proj.copy_(torch.cat([ours.gate.weight, ours.up.weight], 1))
+        theirs.experts.down_proj.copy_(ours.down.weight)
+    for name in ("gate", "up", "down"):
+        weight = ours.shared.get_parameter(f"{name}.weight").detach()
+        theirs.shared_experts.load_state_dict({f"{name}_proj.weight": weight}, strict=False)
+    return theirs
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"renormalize": False}, {"num_groups": 1, "top_groups": 1}]
+)
+def test_it_computes_what_the_block_of_deepseek_does_with_its_gradients(
+    changes: dict[str, Any],
+) -> None:
+    ours = deepseek(**changes)
+    theirs, hidden = reference(ours), torch.randn(2, 17, DIM)
+    mine, other = ours(hidden), theirs(hidden)
+    torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+    upstream = torch.randn_like(mine)
+    mine.backward(upstream)
+    other.backward(upstream)
+    assert ours.shared is not None
+    pairs = [
+        (ours.router.weight.grad, theirs.gate.weight.grad),
+        (ours.down.weight.grad, theirs.experts.down_proj.grad),
+        (ours.shared.up.weight.grad, theirs.shared_experts.up_proj.weight.grad),
+    ]
+    for gradient, expected in pairs:
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_moves_the_bias_down_where_there_was_more_than_the_mean() -> None:
+    part = experts(**DEEPSEEK)
+    load = torch.full((NUM_EXPERTS,), 5)
+    load[0], load[1] = 7, 3  # the mean is still 5
+    part.balance(load)
+    assert bias_of(part).tolist() == [-0.125, 0.125, *[0.0] * (NUM_EXPERTS - 2)]
+
+
+def test_the_load_of_microbatches_adds_up_and_evaluation_adds_nothing() -> None:
+    part, hidden = experts(**DEEPSEEK), torch.randn(2, 17, DIM)
+    for _ in range(2):
+        part(hidden)
+        part.take_routing()
+    part.eval()(hidden)
+    part.take_routing()
+    assert one(part.load).sum() == 2 * hidden.shape[:2].numel() * part.rule.top_k
+
+
+def test_biases_in_time_even_out_a_router_that_prefers_some_experts() -> None:
+    """Of inputs that stay the same, without any gradient."""
+    part, hidden = experts(**DEEPSEEK | {"balance_rate": 0.002}), torch.randn(8, 64, DIM)
+    with torch.no_grad():
+        part.router.weight.mul_(0.3)
+        part.router.weight[0] += part.router.weight[1] * 3
+    loads = []
+    for _ in range(120):
+        part(hidden)
+        part.take_routing()
+        load, part.load = one(part.load), None
+        part.balance(load)
+        loads.append((load.max() / load.double().mean()).item())
+    assert loads[0] > 1.7
+    assert max(loads[-10:]) < 1.15
+
+
+def test_the_bias_stays_in_float32_where_weights_are_rounded() -> None:
+    part = deepseek()
+    before = bias_of(part).clone()
+    part.to(torch.bfloat16)
+    assert part.up.weight.dtype == torch.bfloat16
+    assert torch.equal(bias_of(part), before)
+    assert bias_of(part.double()).dtype == torch.float64
+
+
+def test_forced_uniform_routing_asks_neither_groups_nor_biases() -> None:
+    choice = deepseek(routing="uniform")._route(torch.randn(24, DIM))
+    assert choice.experts.flatten().bincount().tolist() == [6] * NUM_EXPERTS
