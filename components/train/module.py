@@ -82,9 +82,9 @@ class Pretraining(LightningModule):
         return iter(dict(pairs).items())
 
     def is_due(self, every_tokens: int) -> bool:
-        """Whether the step just taken crossed a cadence, or was the last."""
+        """Whether the step just taken crossed a cadence, or was its phase's last."""
         crossed = self.progress.tokens // every_tokens > self._tokens_before // every_tokens
-        return crossed or self.progress.step == self.recipe.derived.steps
+        return crossed or self.progress.step == self.recipe.span.end_step
 
     @property
     def is_local_due(self) -> bool:
@@ -173,9 +173,12 @@ class Pretraining(LightningModule):
         """Read from the step that comes next: one integer resumes the data."""
         self.batches = self._make_batches(self.mesh.data_rank)
         self.skip_windows()
-        steps = self.recipe.derived.steps
+        span = self.recipe.span
         return ReadAhead(
-            self.batches, lambda: self.progress.step, steps=steps, device=self.device
+            self.batches,
+            lambda: self.progress.step,
+            steps=range(span.first_step, span.end_step),
+            device=self.device,
         )
 
     def skip_windows(self) -> None:
@@ -243,12 +246,11 @@ class Pretraining(LightningModule):
         """Move the clock on and note what the ranks have agreed on."""
         now, agreed = time.perf_counter(), self._agreed
         step = self.progress.step + 1
-        samples = self.recipe.ramp.consumed_after(step)
         self.guard.took(loss=agreed.loss, gradient_norm=norm)
         self._tokens_before = self.progress.tokens
         self.progress = RunProgress(
             step=step,
-            tokens=samples * self.recipe.budget.sequence_length,
+            tokens=self.recipe.clock.tokens_after(step),
             loss_scale=self.engine.scale_state(),
             guard=self.guard.state(),
         )
