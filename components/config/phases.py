@@ -5,6 +5,7 @@ and its fingerprint, so that one checkpoint is of the run whatever phase wrote i
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from itertools import pairwise
 from typing import Any
 
@@ -74,18 +75,18 @@ def changed_keys(phase: RunPhase) -> dict[str, Any]:
 
 
 def put_in(tree: Tree, phase: Mapping[str, Any]) -> None:
-    """Put the keys of a phase's tree into a recipe's.
-
-    Raises:
-        RecipeError: a key of the layout or the precision that a recipe has not.
-    """
+    """Put the keys of a phase's tree into a recipe's; what names a class replaces the other."""
     for section in CHANGED:
-        for path, value in leaves(phase.get(section, {}), section):
-            *parents, last = path.split(".")
-            here: Any = tree
-            for step in parents:
-                here = here.setdefault(step, {})
-            here[last] = value
+        _put(tree[section], phase.get(section, {}))
+
+
+def _put(tree: Tree, changed: Mapping[str, Any]) -> None:
+    for key, value in changed.items():
+        there = tree.get(key)
+        if isinstance(value, Mapping) and isinstance(there, dict) and "_target_" not in value:
+            _put(there, value)
+        else:
+            tree[key] = deepcopy(value)
 
 
 def _merged(recipe: Recipe, name: str) -> Tree:
@@ -126,7 +127,9 @@ def check_starts(recipe: Recipe) -> None:
             problem = "says not once where it begins"
             raise RecipeError(path, problem, "give it either from_tokens or from_fraction")
         if phase.first_token(total) >= total:
-            problem = f"{phase.first_token(total):,} is not inside the budget of {total:,} tokens"
+            problem = (
+                f"{phase.first_token(total):,} is not inside the budget of {total:,} tokens"
+            )
             remedy = "let it begin earlier, or leave it out"
             raise RecipeError(f"{path}.from_tokens", problem, remedy)
         length = phase.budget.sequence_length or recipe.budget.sequence_length

@@ -23,7 +23,8 @@ def shrink_phases(tree: Tree, named: UserOverrides, full: Tree) -> None:
             named.put(tree, f"{path}.from_tokens", max(1, scaled))
         keys = ("sequence_length", "global_batch_tokens")
         length, batch = (own.get(key, before[key]) for key in keys)
-        most = LONGEST * before["sequence_length"]
+        whole = budget["sequence_length"] == before["sequence_length"]
+        most = length if whole else LONGEST * before["sequence_length"]
         shorter = budget["sequence_length"] * min(length, most) // before["sequence_length"]
         named.put(tree, f"{path}.budget.sequence_length", max(1, min(length, shorter)))
         length = own.get("sequence_length", length)
@@ -35,7 +36,8 @@ def shrink_phases(tree: Tree, named: UserOverrides, full: Tree) -> None:
 def deal_phases(tree: Tree, microbatch_sequences: int, named: UserOverrides) -> None:
     """Deal the ranks of a miniature to the axes that each phase uses, as `deal_ranks` does.
 
-    The axes that a phase names come first, with two ranks each. A batch too small to divide among the data ranks becomes the next larger one that does.
+    The axes that a phase names come first, with two ranks each. A batch too small to divide
+    among the data ranks becomes the next larger one that does.
     """
     for name, phase in tree["phases"].items():
         whole: Any = deepcopy(tree)

@@ -35,6 +35,14 @@ class PhaseSpan(NamedTuple):
     end_token: int
     sequence_length: int
 
+    @property
+    def steps(self) -> range:
+        return range(self.first_step, self.end_step)
+
+    @property
+    def tokens(self) -> int:
+        return self.end_token - self.first_token
+
 
 class Plateau(NamedTuple):
     """Steps of one batch and one length in a row, and what was seen before the first."""
@@ -80,11 +88,6 @@ class StepClock:
         """Steps of the whole run; the last may overshoot the budget."""
         return self.spans[-1].end_step
 
-    @property
-    def borders(self) -> frozenset[int]:
-        """Steps after which another phase begins."""
-        return frozenset(span.end_step for span in self.spans[:-1])
-
     def at(self, step: int) -> Plateau:
         """Find the batch of the step before which ``step`` steps were taken."""
         return self.plateaus[bisect_right(self._first_steps, step) - 1]
@@ -109,8 +112,13 @@ class StepClock:
         here = self.plateaus[bisect_right(self._first_tokens, tokens) - 1]
         return here.first_sample - (here.first_token - tokens) // here.sequence_length
 
+    def token_at(self, sample: int) -> int:
+        """Return the tokens before a sample of the run."""
+        here = next(one for one in reversed(self.plateaus) if one.first_sample <= sample)
+        return here.first_token + (sample - here.first_sample) * here.sequence_length
+
     def span_of(self, step: int) -> PhaseSpan:
-        """Find the phase whose steps begin when ``step`` steps are taken; at the end the last."""
+        """Find the phase of the step after the first ``step`` ones; after all, the last."""
         return next(one for one in reversed(self.spans) if one.first_step <= step)
 
     def cuts(self) -> tuple[tuple[int, int], ...]:

@@ -105,10 +105,8 @@ def split_at(phases: Sequence[Phase], first_samples: Sequence[int]) -> list[list
             for phase in phases
             if first < phase.first_sample and (end is None or phase.first_sample < end)
         ]
-        parts.append(
-            [
-                Phase(max(0, phase.first_sample - first), phase.shares, phase.path)
-                for phase in (*before, *inside)
-            ]
-        )
+        parts.append([
+            Phase(max(0, phase.first_sample - first), phase.shares, phase.path)
+            for phase in (*before, *inside)
+        ])
     return parts

@@ -74,9 +74,7 @@ class StepBatches:
         """Leave these numbers of the order out, and no others, from the next step on."""
         self._skipped = [
             SampleSkipper(
-                (number - cut * CUT, count)
-                for number, count in windows
-                if number // CUT == cut
+                (number - cut * CUT, count) for number, count in windows if number // CUT == cut
             )
             for cut, _ in enumerate(self._order.cuts)
         ]

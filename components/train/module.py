@@ -173,12 +173,9 @@ class Pretraining(LightningModule):
         """Read from the step that comes next: one integer resumes the data."""
         self.batches = self._make_batches(self.mesh.data_rank)
         self.skip_windows()
-        span = self.recipe.span
+        steps = self.recipe.span.steps
         return ReadAhead(
-            self.batches,
-            lambda: self.progress.step,
-            steps=range(span.first_step, span.end_step),
-            device=self.device,
+            self.batches, lambda: self.progress.step, steps=steps, device=self.device
         )
 
     def skip_windows(self) -> None:

@@ -19,7 +19,7 @@ THREAD = "read-ahead"
 
 
 class ReadAhead:
-    """Give the batch of the step after the last one that was taken, while it is one of ``steps``.
+    """Give the batch of the step after the last one that was taken, while it is of ``steps``.
 
     One step is read ahead, into pinned memory where ``device`` is not a CPU, so that its copy
     waits for nothing. A guard may go back or leave samples out: then other positions are asked
