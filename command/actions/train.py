@@ -86,7 +86,8 @@ def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) ->
         with explained(folder.path):
             ended = launch(recipe, folder, lock)
             while ended == "stopped" and _results(folder).goes_on:
-                say("the next phase begins")
+                phase = recipe.clock.span_of(_results(folder).steps).name
+                say(f"the run goes on with its phase {phase or 'before the first'}")
                 folder.results.unlink()
                 ended = launch(recipe, folder, lock)
             if ended == "failed":

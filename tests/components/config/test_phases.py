@@ -178,7 +178,10 @@ def test_positions_with_trained_vectors_cannot_become_longer_in_a_phase() -> Non
 def test_a_phase_may_slow_the_rotation_down() -> None:
     yarn = {
         "_target_": "components.model.rotary_scaling.YarnScaling",
-        **{"factor": 8.0, "original_tokens": 128, "beta_fast": 32.0, "beta_slow": 1.0},
+        "factor": 8.0,
+        "original_tokens": 128,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
     }
     run = phased({**LONG, "model": {"positions": {"scaling": yarn}}})
     positions = recipe_of(run, "long").model["positions"]
