@@ -115,6 +115,6 @@ def tell(
 ) -> None:
     """Write an event to the run's event log, at the tokens that are saved."""
     tokens, recipe = saved_tokens(folder), read_recipe(folder.recipe)
-    at = RunProgress(recipe.ramp.steps(tokens // recipe.budget.sequence_length), tokens)
+    at = RunProgress(recipe.clock.steps_of(tokens), tokens)
     log = EventLog(file=folder.journal, writes=True, retry_seconds=retry_seconds)
     log.note(kind, at, cause, evidence, seconds=seconds)

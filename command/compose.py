@@ -37,6 +37,7 @@ from components.sharing.lock import Lock
 # Below these keys a user may name what no default lists; a mapping given for one replaces it.
 OPEN = (
     *("data.shares", "data.sources", "data.phases", "schedule.phases", "published", "assumed"),
+    "phases",
     "cluster.site.environment",
     "cluster.site.rank_environment",
 )

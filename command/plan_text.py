@@ -104,7 +104,7 @@ def mixture_lines(recipe: Recipe, most: int | None = None) -> Iterator[str]:
 
     Of many sources the ``most`` largest are named.
     """
-    length, mixture = recipe.budget.sequence_length, recipe.data.mixture
+    mixture, token = recipe.data.mixture, recipe.clock.token_at
     rule = "in natural proportions"
     if not isinstance(mixture, str):
         rule = f"by tokens ** (1 / {mixture.temperature:g})"
@@ -116,7 +116,7 @@ def mixture_lines(recipe: Recipe, most: int | None = None) -> Iterator[str]:
         if most is not None and shares.keys() - dict(largest_first[:most]):
             said += f" and {len(shares) - most} more"
         said = said or f"{rule}; action=prepare finds the tokens and prints the shares"
-        yield f"mixture, tokens {start * length:,} to {end * length:,}: {said}"
+        yield f"mixture, tokens {token(start):,} to {token(end):,}: {said}"
     limits = [
         f"{name} {source.most_epochs} times"
         for name, source in recipe.data.sources.items()
@@ -147,6 +147,9 @@ def print_plan(plan: PlanResult, picture: Picture, *, now: datetime | None) -> N
     if picture.timeline is not None:
         for row in timeline_rows(picture.timeline, out.width - 1):
             out.print(f" {row}", no_wrap=True)
+        out.print()
+    if plan.phases:
+        out.print(_table(plan_tables.phases_sheet(plan.phases)))
         out.print()
     for sheet in (
         plan_tables.time_sheet(plan, now=now),

@@ -8,13 +8,14 @@ from rich.table import Table
 
 from command.plan_text import mixture_lines
 from components.config.batch_ramp import DerivedNumbers
+from components.config.phases import recipes_of
 from components.config.schema.recipe import Recipe
 from components.terminal import console
 
 Tree = Mapping[str, Any]
 WIDTH = 100  # of a file or a pipe
 # Elsewhere a part with more keys than FEW is counted, and what is beyond MOST words.
-WRITTEN_OUT = {"model", "schedule", "parallelism"}
+WRITTEN_OUT = {"model", "schedule", "parallelism", "phases"}
 FEW, MOST = 3, 6
 DIGITS = 16  # of the fingerprint, enough to compare
 SOURCES = 6  # of a mixture, the largest
@@ -76,12 +77,24 @@ def _figures(recipe: Recipe) -> dict[str, str]:
     return {
         "parameters": ", ".join(named),
         "tokens": f"{recipe.budget.total_tokens:,} in {derived.steps:,} steps of {step}",
+        "phases": "\n".join(phase_lines(recipe)),
         "layout": f"{ranks}, {derived.microbatches_per_step} microbatches a step and rank, "
         f"layers of each stage: {layers_text(derived)}",
         "FLOPs a token": f"{per_token.full:,} full attention, {per_token.causal:,} causal",
         "mixture": "\n".join(mixture_lines(recipe, most=SOURCES)).replace("mixture, ", ""),
         "fingerprint": recipe.fingerprint()[:DIGITS],
     }
+
+
+def phase_lines(recipe: Recipe) -> Iterator[str]:
+    """Say of each phase of a run what it takes, where there are any."""
+    for name, one in recipes_of(recipe).items() if recipe.phases else ():
+        span, derived, degrees = one.span, one.derived, one.parallelism
+        axes = ("data", "expert", "context", "tensor", "pipeline")
+        layout = " x ".join(f"{axis} {n}" for axis in axes if (n := getattr(degrees, axis)) > 1)
+        batch = f"{derived.samples_per_step:,} samples of {span.sequence_length:,} tokens"
+        steps = f"{len(span.steps):,} steps of {batch}, {layout or '1 rank'}"
+        yield f"{name or 'first'}, tokens {span.first_token:,} to {span.end_token:,}: {steps}"
 
 
 def layers_text(derived: DerivedNumbers) -> str:

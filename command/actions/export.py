@@ -6,6 +6,7 @@ from pathlib import Path
 from command.arguments import Arguments
 from command.recipe.path_checks import no_checkpoint, open_run
 from components.checkpoint.loading import CheckpointChoice, newest_weights
+from components.config.phases import recipe_before
 from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
 from components.convert.family import HFFamily
@@ -58,8 +59,9 @@ def export_trained(trained: RunCheckpoint, target: Path, *, rows: Rows) -> HFFam
     Raises:
         RecipeError: the folder exists, or no class of Hugging Face computes this model.
     """
-    folder, recipe, marker = trained.folder, trained.recipe, trained.chosen.marker
+    folder, marker = trained.folder, trained.chosen.marker
     progress, ended = marker.progress, folder.results.exists()
+    recipe = recipe_before(trained.recipe, progress.step)
     results = folder.read("results.json", Results, finite=False) if ended else None
     return write_folder(
         target,

@@ -113,7 +113,7 @@ def prepare_data(
         name=stem,
         held_out_fraction=recipe.data.held_out_fraction,
         tokenizer_sample_bytes=recipe.data.tokenizer_sample_bytes,
-        sequence_length=recipe.budget.sequence_length,
+        sequence_length=max(length for _, length in recipe.clock.cuts()),
         verify=recipe.data.verify,
         say=say,
     )

@@ -9,7 +9,7 @@ from command.arguments import ROOT, Arguments
 from command.compose import compose_defaults, compose_recipe
 from command.outcome import print_result
 from command.plan_text import mixture_lines
-from command.recipe_summary import layers_text, print_summary
+from command.recipe_summary import layers_text, phase_lines, print_summary
 from command.remarks import remarks
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
@@ -61,11 +61,14 @@ def run(arguments: Arguments) -> None:
 
 def as_json(recipe: Recipe) -> dict[str, object]:
     """Return the resolved tree and the derived numbers, as ``output=json`` promises them."""
-    return {
+    found: dict[str, object] = {
         "recipe": recipe.model_dump(mode="json"),
         "derived": recipe.derived.model_dump(mode="json"),
         "fingerprint": recipe.fingerprint(),
     }
+    if recipe.phases:
+        found["phases"] = [span._asdict() for span in recipe.clock.spans]
+    return found
 
 
 def print_recipe(recipe: Recipe) -> None:
@@ -74,7 +77,7 @@ def print_recipe(recipe: Recipe) -> None:
     published, assumed = tree.pop("published"), tree.pop("assumed")
     text = yaml.safe_dump(tree, sort_keys=False, width=110, allow_unicode=True)
     tell(text.removesuffix("\n"))
-    for line in mixture_lines(recipe):
+    for line in (*phase_lines(recipe), *mixture_lines(recipe)):
         tell(line)
     out = console(width=110)
     out.print()

@@ -150,8 +150,8 @@ def _check_plan(recipe: Recipe, user: User, *, force: bool) -> None:
     if isinstance(recipe.cluster.hardware, str):
         return
     plan = plan_recipe(recipe)
-    peak, usable = plan.memory.peak / GIB, plan.memory.usable_bytes / GIB
-    if plan.memory.verdict == "does_not_fit" and not force:
+    peak, usable = plan.fullest.peak / GIB, plan.fullest.usable_bytes / GIB
+    if plan.fullest.verdict == "does_not_fit" and not force:
         problem = f"the plan needs {peak:.1f} GiB a device of {usable:.1f}"
         remedy = "change the layout (action=plan shows what is large), or set force=true"
         raise RecipeError("parallelism", problem, remedy)

@@ -85,6 +85,11 @@ def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) ->
     try:
         with explained(folder.path):
             ended = launch(recipe, folder, lock)
+            while ended == "stopped" and _results(folder).goes_on:
+                phase = recipe.clock.span_of(_results(folder).steps).name
+                say(f"the run goes on with its phase {phase or 'before the first'}")
+                folder.results.unlink()
+                ended = launch(recipe, folder, lock)
             if ended == "failed":
                 say(f"the ranks failed; what is saved is in {folder.path}")
                 return ActionResult(Status.DOES_NOT_HOLD, folder.path)
@@ -94,13 +99,17 @@ def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) ->
     except KeyboardInterrupt:
         say(_interrupted(folder))
         return ActionResult(Status.INTERRUPTED, folder.path)
-    results = folder.read("results.json", Results, finite=False)
+    results = _results(folder)
     _print_end(folder, results, report)
     if ended == "stopped":
         return ActionResult(Status.STOPPED, folder.path)
     if lost := {name: None for key, name in LOSSES.items() if key in results.not_finite}:
         say(f"the run does not hold: not finite at its end: {', '.join(lost)}")
     return ActionResult(Status.DOES_NOT_HOLD if lost else Status.DONE, folder.path)
+
+
+def _results(folder: RunFolder) -> Results:
+    return folder.read("results.json", Results, finite=False)
 
 
 def _interrupted(folder: RunFolder) -> str:

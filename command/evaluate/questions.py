@@ -12,6 +12,7 @@ from command.evaluate.request import TaskRequest
 from command.recipe.path_checks import no_checkpoint, open_run
 from components.build import build
 from components.checkpoint.metadata import kept_tokens
+from components.config.phases import recipe_before
 from components.config.schema.recipe import Recipe, check_recipe
 from components.data.token_file import encode
 from components.evaluate import text_loss
@@ -35,7 +36,7 @@ def evaluate_run(arguments: Arguments) -> Tree:
     for key in _RECIPE_KEYS:  # what an evaluation may change; weights and data stay
         part, _, name = key.partition(".")
         tree[part][name] = arguments.values.get(key, tree[part][name])
-    recipe = check_recipe(tree)
+    recipe = recipe_before(check_recipe(tree), trained.chosen.marker.progress.step)
     if arguments.tasks:
         section = beside_published(_ask(arguments, trained, recipe), trained.recipe)
     elif arguments.text is not None:

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -27,8 +27,12 @@ class CheckpointChoice:
     damaged: tuple[DamagedCheckpointError, ...]
 
 
-def load_newest(folder: Path, state: State, *, fingerprint: str) -> CheckpointChoice | None:
+def load_newest(
+    folder: Path, state: State, *, fingerprint: str, fresh_step: int | None = None
+) -> CheckpointChoice | None:
     """Fill the state from the newest whole checkpoint; damaged ones are set aside.
+
+    From that of ``fresh_step`` the weights alone are taken.
 
     Raises:
         RecipeError: on all ranks, none that is there is whole, or it is of another recipe.
@@ -36,7 +40,10 @@ def load_newest(folder: Path, state: State, *, fingerprint: str) -> CheckpointCh
     found = _complete_together(folder)
     chosen = _choose(folder, found, check_together)
     if chosen is not None:
-        load_checkpoint(chosen.checkpoint, chosen.marker, state, fingerprint=fingerprint)
+        marker = chosen.marker
+        if marker.progress.step == fresh_step:
+            marker = replace(marker, fresh_optimizer=True)
+        load_checkpoint(chosen.checkpoint, marker, state, fingerprint=fingerprint)
         by_first(lambda: _set_aside(found[: len(chosen.damaged)]))
     return chosen
 

@@ -5,6 +5,7 @@ function of the step alone. So a run can go on under any degrees, on any number 
 under either engine; the keys that say so are those of a few sections.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from components.config import layout
 from components.config.key_groups import KeyGroup, declared, degrees_that_compute
 from components.config.rules.check import check_phases
 from components.config.scale_down import largest_microbatch, scale_down
+from components.config.scale_phases import deal_phases, shrink_phases
 from components.config.schema.recipe import Recipe, check_recipe, read_section
 from components.config.schema.sections import Cluster, Parallelism, ScaleSection
 from components.config.shape import ModelShape
@@ -41,7 +43,10 @@ def resolve(tree: Tree, named_keys: Iterable[str], full: Tree, *, looks: bool = 
     shrink = read_section(ScaleSection, tree["scale"], "scale").shrink
     if not isinstance(shrink, str):
         scale_down(tree, shrink, named, full, looks=looks)
-        layout.deal_ranks(tree, largest_microbatch(tree, shrink, full), named)
+        shrink_phases(tree, named, full)
+        sequences = largest_microbatch(tree, shrink, full)
+        layout.deal_ranks(tree, sequences, named)
+        deal_phases(tree, sequences, named)
     layout.settle_layout(tree, named)
     return check_recipe(tree)
 
@@ -95,6 +100,7 @@ _PLACES = ("data.folder", "data.tokenizer_folder", "model.init_from", "data.sour
 SECTIONS = ("parallelism", "cluster", "checkpoint", "guard", "watchdog", "profiler")
 # May be `auto`.
 _DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node", "spare_nodes")
+_OF_PHASES = re.compile(r"phases\.[^.]+\.parallelism\.")
 _RECOMPUTE = "parallelism.recompute"
 _NEW_RUN = "start a new run with run=FOLDER"
 
@@ -140,7 +146,8 @@ def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
 def check_movable(keys: Iterable[str]) -> None:
     """Raise a RecipeError for the first key that may not stand beside ``resume``."""
     for key in keys:
-        if not key.startswith((*_PLACES, *(f"{name}." for name in SECTIONS))):
+        known = key.startswith((*_PLACES, *(f"{name}." for name in SECTIONS)))
+        if not known and not _OF_PHASES.match(key):
             takes = f"a resumed run takes its recipe from its folder, {key} too"
             movable = ", ".join(f"{name}.*" for name in SECTIONS)
             problem = f"{takes}; beside resume may stand keys of {movable}"

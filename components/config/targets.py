@@ -49,6 +49,7 @@ EXAMPLES = {
     "str": "a text, in quotes where it looks like a number",
 }
 LITERAL = re.compile(r"(?:\w+\.)?Literal\[(.*)\]")
+OF_PHASE = re.compile(r"^phases\.[^.]+\.")
 OUT_OF_RANGE = re.compile(r"(greater|less)_than(_equal)?|finite_number")
 
 
@@ -148,8 +149,8 @@ def refuse_foreign(target: object, path: str) -> None:
 
 
 def refuse_room(target: str, path: str) -> None:
-    """Refuse a class of another room than the section's."""
-    if (section := path.partition(".")[0]) not in ROOMS:
+    """Refuse a class of another room than the section's, where a phase changes it too."""
+    if (section := OF_PHASE.sub("", path).partition(".")[0]) not in ROOMS:
         remedy = f"only {', '.join(ROOMS)} name classes"
         raise RecipeError(path, f"{target!r} is refused", remedy)
     room, _ = ROOMS[section]

@@ -12,6 +12,10 @@ class UserOverrides:
     def __init__(self, keys: Iterable[str]) -> None:
         self._keys = [tuple(key.split(".")) for key in keys]
 
+    def also(self, *keys: str) -> "UserOverrides":
+        """Treat these keys as named, too."""
+        return UserOverrides([*map(".".join, self._keys), *keys])
+
     def covers(self, path: str) -> bool:
         """Whether the user named ``path``, something above it, or something below it."""
         steps = tuple(path.split("."))

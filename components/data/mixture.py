@@ -44,8 +44,11 @@ def limit_repeats(
     most_epochs: Mapping[str, int],
     total_samples: int,
     surplus: Literal["refused", "dealt"],
+    weights: Sequence[Fraction] | None = None,
 ) -> tuple[Phase, ...]:
     """Keep every source below its most epochs over ``total_samples``; others keep their ratios.
+
+    A sample of a phase counts as ``weights`` says as many of ``samples``, if it is longer.
 
     What is dealt: a source that reaches its limit is drawn in all phases in the same, smaller
     part, and in each phase the others share the rest as before; those who then reach their own
@@ -58,7 +61,9 @@ def limit_repeats(
     """
     limits = {name: epochs * samples[name] for name, epochs in most_epochs.items()}
     starts = [min(phase.first_sample, total_samples) for phase in phases]
-    lengths = [end - start for start, end in pairwise([*starts, total_samples])]
+    weights = weights or [Fraction(1)] * len(phases)
+    ends = pairwise([*starts, total_samples])
+    lengths = [(b - a) * weight for (a, b), weight in zip(ends, weights, strict=True)]
     shares = [
         {name: exact_share(share) for name, share in phase.shares.items()} for phase in phases
     ]
@@ -68,13 +73,13 @@ def limit_repeats(
             name, drawn = next(iter(over.items()))
             epochs = float(drawn / samples[name]) if samples[name] else float("inf")
             too_often = f"but its shares read it {epochs:.2f} times over the budget"
-            share = f"give it at most {limits[name] / total_samples:.6f} of the samples"
+            share = f"give it at most {float(limits[name] / sum(lengths)):.6f} of the samples"
             raise RecipeError(
                 f"data.sources.{name}.most_epochs",
                 f"{most_epochs[name]}, {too_often}",
                 f"{share}, raise the limit, or set data.surplus=dealt",
             )
-        slack = SAMPLES_OFF * len(phases)
+        slack = SAMPLES_OFF * sum(weights)
         for name, drawn in over.items():
             kept = max(limits[name] - slack, 0) / drawn
             for part in shares:
@@ -92,7 +97,7 @@ def limit_repeats(
 
 def _over(
     shares: Sequence[Mapping[str, Fraction]],
-    lengths: Sequence[int],
+    lengths: Sequence[Fraction],
     limits: Mapping[str, int],
     cut: set[str],
 ) -> dict[str, Fraction]:

@@ -177,9 +177,16 @@ class SampleOrder:
     """Sample order of an endless run: which sample stands at a position, in O(1) memory."""
 
     def __init__(
-        self, *, phases: Sequence[Phase], samples: Mapping[str, int], seed: int
+        self,
+        *,
+        phases: Sequence[Phase],
+        samples: Mapping[str, int],
+        seed: int,
+        first_epochs: Mapping[str, int] | None = None,
     ) -> None:
         """Build a tree of sources for each phase; the order of the mappings has no effect.
+
+        A source's epochs are counted from ``first_epochs`` on, where others went before.
 
         Raises:
             RecipeError: phases that do not follow one another from sample 0 on; shares that are
@@ -190,6 +197,7 @@ class SampleOrder:
         for phase in phases:
             _check_shares(phase, samples)
         self._phases, self._samples, self._seed = tuple(phases), dict(samples), seed
+        self._first_epochs = dict(first_epochs or {})
         self._starts = [phase.first_sample for phase in phases]
         self._trees = [ShareTree(phase.shares) for phase in phases]
         self._before: list[dict[str, int]] = [{}]  # draws of each source, by phase
@@ -213,6 +221,7 @@ class SampleOrder:
         draws += self._before[phase].get(source, 0)
         size = self._samples[source]
         epoch, index = divmod(draws, size)
+        epoch += self._first_epochs.get(source, 0)
         keys = round_keys(self._seed, source, epoch)
         return SampleId(source, epoch, permute(index, size, keys))
 
@@ -222,6 +231,14 @@ class SampleOrder:
         phase = max(0, bisect_right(self._starts, place) - 1)
         inside = self._trees[phase].count(source, place - self._starts[phase])
         return self._before[phase].get(source, 0) + inside
+
+    def epochs_after(self, position: SupportsIndex) -> dict[str, int]:
+        """Count the epochs of each source that the first ``position`` samples have begun."""
+        return {
+            name: self._first_epochs.get(name, 0) - (-self.count(name, position) // size)
+            for name, size in self._samples.items()
+            if size
+        }
 
     def drawn(
         self, position: SupportsIndex, without: Sequence[tuple[int, int]] = ()

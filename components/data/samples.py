@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from components.data.manifest import Manifest
 from components.data.order import SampleId, SampleOrder
+from components.data.run_order import RunOrder
 from components.data.token_file import OpenFiles, ShardedTokens
 
 DIGEST_MODULUS = 1 << 63
@@ -40,7 +41,12 @@ class PackedSamples(Dataset[torch.Tensor]):
     """Training samples by their position in the order; see :class:`OpenFiles`."""
 
     def __init__(
-        self, *, folder: Path, manifest: Manifest, order: SampleOrder, sequence_length: int
+        self,
+        *,
+        folder: Path,
+        manifest: Manifest,
+        order: SampleOrder | RunOrder,
+        sequence_length: int,
     ) -> None:
         files = OpenFiles(folder=folder)
         self._tokens = {

@@ -65,7 +65,7 @@ class Recorder(RunCallback):
 def record(folder: RunFolder) -> None:
     """Train the run's first steps and write what this rank saw of them."""
     module = load_module(folder, read_recipe(folder.recipe))
-    steps = min(STEPS, module.recipe.derived.steps)
+    steps = min(STEPS, len(module.recipe.span.steps))
     recorder = Recorder(steps=steps)
     trainer = make_trainer(recipe=module.recipe, callbacks=[recorder], most_steps=steps)
     trainer.fit(module)

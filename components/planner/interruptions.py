@@ -12,6 +12,7 @@ that instead of a copy. Loading, the files are dealt to the ranks; each hashes i
 then takes its part.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import NamedTuple
@@ -158,6 +159,23 @@ class JobChain(NamedTuple):
     queue: str | None
     jobs: int
     seconds: float
+
+
+def chain_of_phases(
+    phases: Sequence[float],
+    queue: QueueSection | None,
+    *,
+    start_up: float,
+    write: float,
+    read: float,
+) -> JobChain | None:
+    """Cut the seconds of each phase into jobs: a phase begins with a job of its own."""
+    found = [chain_of(one, queue, start_up=start_up, write=write, read=read) for one in phases]
+    chains = [one for one in found if one is not None]
+    if len(chains) < len(found):
+        return None
+    jobs, seconds = sum(one.jobs for one in chains), sum(one.seconds for one in chains)
+    return JobChain(chains[0].queue, jobs, seconds + (len(chains) - 1) * (write + read))
 
 
 def chain_of(

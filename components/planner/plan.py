@@ -1,9 +1,11 @@
 """One plan: memory, time and bill of a recipe on its cluster, and what the profile lacks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import BaseModel
 
+from components.config.phases import recipes_of
 from components.config.schema.cluster import Electricity, Hardware
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster
@@ -13,7 +15,7 @@ from components.planner.interruptions import HOUR, JobChain
 from components.planner.job import TrainingJob, job_of
 from components.planner.memory import Memory, plan_memory
 from components.planner.queues import longest_queue, queue_remark, with_nodes
-from components.planner.run_time import Course, plan_course
+from components.planner.run_time import Course, PhaseStep, plan_course
 from components.planner.software import Calibration, SoftwareModel, software_of
 from components.planner.time import StepTime, plan_time
 
@@ -76,9 +78,21 @@ class Bill(BaseModel, frozen=True):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhasePlan:
+    """What one phase of a run needs and takes; ``step`` is null where ``Plan.time`` is."""
+
+    recipe: Recipe
+    job: TrainingJob
+    memory: Memory
+    step: StepTime | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Predictions of one recipe; without ``time`` where the profile lacks what it needs.
 
+    Of a run with phases job, memory and time are those of its first steps, and ``phases`` has
+    all; course and bill are of the whole run.
     ``missing`` names every figure that the plan went on without, ``is_guess`` says whether the
     time of a step needed one of them. ``calibration`` is what the cluster's own runs say of
     the ``software``. ``limit`` is what the run meets in its queue, with the nearest way out.
@@ -95,6 +109,12 @@ class Plan:
     time: StepTime | None = None
     course: Course | None = None
     bill: Bill | None = None
+    phases: tuple[PhasePlan, ...] = ()
+
+    @property
+    def fullest(self) -> Memory:
+        """The memory of the phase that needs most."""
+        return max((self.memory, *(one.memory for one in self.phases)), key=lambda m: m.peak)
 
     @property
     def error_fraction(self) -> float:
@@ -129,18 +149,40 @@ def plan_recipe(recipe: Recipe) -> Plan:
         is_guess=bool(missing),
         limit=_limit(recipe.cluster, None),
     )
+    jobs = [(one, job_of(one)) for one in recipes_of(recipe).values()]
+    memories = [plan_memory(one, hardware, software.memory) for _, one in jobs]
     try:
-        time = plan_time(job, hardware, software.speed)
+        times = [plan_time(one, hardware, software.speed) for _, one in jobs]
     except RecipeError as error:
-        return replace(plan, missing=(error, *missing), is_guess=True)
-    course = plan_course(recipe, job, time, hardware, software)
+        phases = _phases(jobs, memories, [None] * len(jobs))
+        return replace(plan, missing=(error, *missing), is_guess=True, phases=phases)
+    steps = [
+        PhaseStep(recipe=one, job=its_job, step=step)
+        for (one, its_job), step in zip(jobs, times, strict=True)
+    ]
+    course = plan_course(steps, hardware, software)
     return replace(
         plan,
-        time=time,
+        time=times[0],
+        phases=_phases(jobs, memories, times),
         course=course,
         bill=bill_of(course, recipe.cluster, hardware),
         missing=(*missing, *course.missing, *_unknown_emissions(recipe.cluster.electricity)),
         limit=_limit(recipe.cluster, course.chain),
+    )
+
+
+def _phases(
+    jobs: Sequence[tuple[Recipe, TrainingJob]],
+    memories: Sequence[Memory],
+    times: Sequence[StepTime | None],
+) -> tuple[PhasePlan, ...]:
+    """Put a phase's parts together; a run without phases has none."""
+    if not jobs[1:]:
+        return ()
+    return tuple(
+        PhasePlan(recipe=recipe, job=job, memory=memory, step=step)
+        for (recipe, job), memory, step in zip(jobs, memories, times, strict=True)
     )
 
 

@@ -1,6 +1,6 @@
 """Run time: the course of a whole run, its batch sizes, and all that it stops for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -29,18 +29,16 @@ class Stretch:
 
 
 def stretches(recipe: Recipe) -> Iterator[Stretch]:
-    """Cut the run's steps at the borders of its ramp-up; without one all are alike."""
-    length, steps = recipe.budget.sequence_length, recipe.derived.steps
-    plateaus = recipe.ramp.plateaus
-    ends = (*(plateau.first_step for plateau in plateaus[1:]), steps)
+    """Cut the steps of the recipe's phase at the borders of its ramp-up; else all are alike."""
+    span = recipe.span
+    plateaus = [one for one in recipe.clock.plateaus if one.first_step in span.steps]
+    ends = (*(plateau.first_step for plateau in plateaus[1:]), span.end_step)
     for plateau, end in zip(plateaus, ends, strict=True):
-        taken = min(end, steps) - plateau.first_step
-        if taken > 0:
-            yield Stretch(
-                steps=taken,
-                tokens_before=plateau.first_sample * length,
-                tokens_per_step=plateau.samples * length,
-            )
+        yield Stretch(
+            steps=end - plateau.first_step,
+            tokens_before=plateau.first_token,
+            tokens_per_step=plateau.tokens_per_step,
+        )
 
 
 def crossings(run: tuple[Stretch, ...], every_tokens: int) -> int:
@@ -73,8 +71,28 @@ def steps_seconds(
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhaseStep:
+    """A phase of a run, the whole of it if it has none, and how long its full step takes."""
+
+    recipe: Recipe
+    job: TrainingJob
+    step: StepTime
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseWork:
+    """What one phase does; ``evaluation`` are the seconds of one of them."""
+
+    steps: int
+    useful: float
+    checkpoints: int
+    evaluation: float
+    evaluations: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class UninterruptedRun:
-    """A run that nothing interrupts; ``evaluation`` are the seconds of one of them."""
+    """A run that nothing interrupts; ``evaluation`` are the mean seconds of one of them."""
 
     steps: int
     useful: float
@@ -120,6 +138,7 @@ class Course:
     chain: JobChain | None
     submissions: int | None
     missing: tuple[RecipeError, ...]
+    phases: tuple[PhaseWork, ...]
 
     @property
     def total(self) -> float:
@@ -128,16 +147,15 @@ class Course:
 
 
 def plan_course(
-    recipe: Recipe,
-    job: TrainingJob,
-    step: StepTime,
-    hardware: Hardware,
-    software: SoftwareModel,
+    phases: Sequence[PhaseStep], hardware: Hardware, software: SoftwareModel
 ) -> Course:
-    """Predict the course of the whole token budget from the time of one full step."""
+    """Predict the course of the whole token budget from the time of a full step a phase."""
     assert software.run is not None, "our own program's figures have them"
-    cluster, run = recipe.cluster, software.run
-    work = _work(recipe, job, step, hardware, software.speed, run)
+    first, run = phases[0], software.run
+    recipe, job, step, cluster = first.recipe, first.job, first.step, first.recipe.cluster
+    speed = software.speed
+    parts = [_phase_work(one, hardware, speed, place) for place, one in enumerate(phases)]
+    work = _work(recipe, job, parts, run)
     saving = work.saving
     start_up = run.start_up_seconds + run.start_up_rank_seconds * cluster.ranks
     missing = interruptions.missing_rates(cluster)
@@ -162,8 +180,9 @@ def plan_course(
             missing.append(_never_ends(between, best_tokens))
     asked = with_nodes(cluster, cluster.nodes + cluster.spare_nodes)
     queue = longest_queue(asked)
-    chain = interruptions.chain_of(
-        work.seconds + (failures.total if failures else 0.0),
+    whole = work.seconds + (failures.total if failures else 0.0)
+    chain = interruptions.chain_of_phases(
+        [whole * part.useful / work.useful for part in parts],
         queue,
         start_up=start_up,
         write=saving.whole,  # the end of a job waits for it
@@ -180,29 +199,45 @@ def plan_course(
         chain=chain,
         submissions=_submissions(chain, most_chained(cluster, queue)),
         missing=tuple(missing),
+        phases=tuple(parts),
+    )
+
+
+def _phase_work(
+    phase: PhaseStep, hardware: Hardware, speed: SoftwareSpeed, place: int
+) -> PhaseWork:
+    recipe, job = phase.recipe, phase.job
+    parts, cadence = tuple(stretches(recipe)), recipe.evaluation
+    return PhaseWork(
+        steps=sum(part.steps for part in parts),
+        useful=steps_seconds(parts, job, phase.step, hardware, speed),
+        checkpoints=crossings(parts, recipe.checkpoint.every_tokens),
+        evaluation=evaluation_seconds(
+            job,
+            hardware,
+            speed,
+            sources=len(recipe.data.names),
+            windows_per_source=cadence.max_windows_per_source,
+        ),
+        # One before the first step.
+        evaluations=(place == 0) + crossings(parts, cadence.every_tokens),
     )
 
 
 def _work(
-    recipe: Recipe,
-    job: TrainingJob,
-    step: StepTime,
-    hardware: Hardware,
-    speed: SoftwareSpeed,
-    run: SoftwareRun,
+    recipe: Recipe, job: TrainingJob, parts: Sequence[PhaseWork], run: SoftwareRun
 ) -> UninterruptedRun:
-    parts, cluster, cadence = tuple(stretches(recipe)), recipe.cluster, recipe.evaluation
-    asynchronous, windows = recipe.checkpoint.asynchronous, cadence.max_windows_per_source
-    sources = len(recipe.data.names)
+    """Add up the phases; a checkpoint has the same tensors in each of them."""
+    evaluations = sum(part.evaluations for part in parts)
+    seconds = sum(part.evaluations * part.evaluation for part in parts)
+    asynchronous, cluster = recipe.checkpoint.asynchronous, recipe.cluster
     return UninterruptedRun(
         steps=sum(part.steps for part in parts),
-        useful=steps_seconds(parts, job, step, hardware, speed),
+        useful=sum(part.useful for part in parts),
         saving=interruptions.checkpoint_time(job, cluster, run, asynchronous=asynchronous),
-        checkpoints=crossings(parts, recipe.checkpoint.every_tokens),
-        evaluation=evaluation_seconds(
-            job, hardware, speed, sources=sources, windows_per_source=windows
-        ),
-        evaluations=1 + crossings(parts, cadence.every_tokens),  # one before the first step
+        checkpoints=sum(part.checkpoints for part in parts),
+        evaluation=seconds / evaluations if parts[1:] else parts[0].evaluation,
+        evaluations=evaluations,
     )
 
 

@@ -57,6 +57,7 @@ def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Pat
         "tables": {
             "search": plan_tables.search_sheet(plan.search) if plan.search else None,
             "memory": plan_tables.memory_sheet(plan.memory),
+            "phases": plan_tables.phases_sheet(plan.phases),
             "time": plan_tables.time_sheet(plan, now=None),
             "published": plan_tables.published_sheet(plan.published),
             "assumed": Grid(columns=("assumed", "value", "reason"), rows=assumed),

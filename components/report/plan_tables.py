@@ -3,7 +3,7 @@
 The terminal and the page set the same cells, so that they cannot say different things.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import MAXYEAR, datetime, timedelta
 
@@ -16,6 +16,7 @@ from components.planner.result import (
     ComparedFigure,
     PlannedExperts,
     PlannedMemory,
+    PlannedPhase,
     PlannedRecomputation,
     PlannedTime,
     PlanResult,
@@ -183,6 +184,35 @@ def _end(now: datetime, days: float) -> str:
         return f"{now + timedelta(days=days):%Y-%m-%d %H:%M}"
     except OverflowError:
         return f"after the year {MAXYEAR}"
+
+
+def phases_sheet(phases: Sequence[PlannedPhase]) -> Grid:
+    """Lay out a line a phase, and their sum; without phases, nothing."""
+    rows = list[tuple[str, ...]]()
+    for one in phases:
+        degrees = [f"{axis[0]}{one.layout[axis]}" for axis in AXES if one.layout[axis] > 1]
+        rows.append((
+            one.name or "first",
+            f"{one.tokens:,}",
+            f"{one.steps:,}",
+            f"{one.sequence_length:,}",
+            f"{one.tokens_per_step:,}",
+            " ".join(degrees) or "1 rank",
+            f"{one.peak_bytes / GIB:.1f}",
+            one.verdict.replace("_", " "),
+            "" if one.step_seconds is None else f"{one.step_seconds:.4g}",
+            "" if one.device_hours is None else significant(one.device_hours),
+        ))
+    if rows:
+        tokens, steps = sum(one.tokens for one in phases), sum(one.steps for one in phases)
+        hours = sum(one.device_hours or 0.0 for one in phases)
+        said = significant(hours) if hours else ""
+        rows.append(("all", f"{tokens:,}", f"{steps:,}", *[""] * 6, said))
+    columns = (
+        *("phase", "tokens", "steps", "length", "tokens a step", "layout"),
+        *("GiB", "", "step, s", "device-hours"),
+    )
+    return Grid(columns=columns, rows=rows)
 
 
 def published_sheet(published: Mapping[str, PublishedFigure]) -> Grid:

@@ -154,6 +154,7 @@ class Results(TimedResults):
 
     steps: Natural
     tokens: Natural
+    goes_on: bool = False  # a phase ended: the run begins its next one by itself
     held_out: HeldOutRecord
 
 

@@ -12,10 +12,9 @@ import torch
 from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
 from components.data.order import SampleId, SourceDraws
+from components.data.run_order import CUT, CutDraws, Window
 from components.data.samples import PackedSamples, step_positions
 from components.train.sample_order import make_order
-
-Window = tuple[int, int]  # the first number, and how many
 
 
 class SampleSkipper:
@@ -52,24 +51,33 @@ class SampleSkipper:
 
 
 class StepBatches:
-    """One data rank's share of each step, by the positions of its samples."""
+    """One data rank's share of each step, by the positions of its samples.
+
+    It reads steps of one length of sequence, that of ``recipe``; it counts those of the run.
+    """
 
     def __init__(self, *, recipe: Recipe, folder: Path, manifest: Manifest, rank: int) -> None:
-        self._order = make_order(recipe, manifest)
+        self._order = make_order(recipe.whole, manifest)
+        self._length = recipe.budget.sequence_length
         self._samples = PackedSamples(
             folder=folder,
             manifest=manifest,
             order=self._order,
-            sequence_length=recipe.budget.sequence_length,
+            sequence_length=self._length,
         )
-        self._ramp, self._rank = recipe.ramp, rank
+        self._clock, self._rank = recipe.clock, rank
         self._microbatch = recipe.parallelism.microbatch_sequences
         self._ranks = recipe.parallelism.data * recipe.parallelism.expert
         self.skip(())
 
     def skip(self, windows: Sequence[Window]) -> None:
         """Leave these numbers of the order out, and no others, from the next step on."""
-        self._skipped = SampleSkipper(windows)
+        self._skipped = [
+            SampleSkipper(
+                (number - cut * CUT, count) for number, count in windows if number // CUT == cut
+            )
+            for cut, _ in enumerate(self._order.cuts)
+        ]
 
     def read(self, positions: Sequence[int], *, pinned: bool) -> torch.Tensor:
         """Read samples by their numbers: ``[microbatches, sequences, length + 1]``."""
@@ -82,29 +90,46 @@ class StepBatches:
 
     def positions(self, step: int) -> list[int]:
         """Numbers in the whole order that this rank reads at ``step``, counted from 0."""
-        first_sample = self._ramp.consumed_after(step)
+        plateau = self._clock.at(step)
+        assert plateau.sequence_length == self._length, "a step of another phase"
         places = step_positions(
-            first_sample=first_sample,
-            samples_per_step=self._ramp.samples_at(first_sample),
+            first_sample=self._clock.consumed_after(step),
+            samples_per_step=plateau.samples,
             rank=self._rank,
             ranks=self._ranks,
         )
-        return list(map(self._skipped.number, places))
+        return list(map(self._number, places))
 
     def sample_ids(self, step: int) -> list[SampleId]:
         return [self._samples.sample_id(position) for position in self.positions(step)]
 
     def window(self, first_step: int, end_step: int) -> Window:
-        """Name what all ranks read in the steps from ``first_step`` up to ``end_step``."""
-        return self._skipped.window(*map(self._ramp.consumed_after, (first_step, end_step)))
+        """Name what all ranks read in the steps from ``first_step`` up to ``end_step``.
+
+        Of steps of two lengths it is those of the later one.
+        """
+        first, end = map(self._clock.consumed_after, (first_step, end_step))
+        cut = self._order.cut_at(end - 1)
+        before = self._order.cuts[cut].first_sample
+        number, count = self._skipped[cut].window(max(0, first - before), end - before)
+        return cut * CUT + number, count
 
     def drawn_before(self, step: int) -> dict[str, SourceDraws]:
         """Sum up per source what all ranks trained on in the first ``step`` steps."""
-        places = self._ramp.consumed_after(step)
-        end = self._skipped.number(places - 1) + 1 if places else 0
-        return self._order.drawn(end, without=list(self._skipped.before(end)))
+        parts = self._order.inside(self._clock.consumed_after(step))
+        return self._order.drawn_in(list(map(_draws, self._skipped, parts)))
 
     def shares_after(self, step: int) -> dict[str, float]:
         """Give the shares that the last sample of the first ``step`` steps was drawn with."""
-        places = self._ramp.consumed_after(step)
-        return self._order.shares_at(self._skipped.number(max(places, 1) - 1))
+        number = self._number(max(self._clock.consumed_after(step), 1) - 1)
+        return self._order.cuts[number // CUT].order.shares_at(number % CUT)
+
+    def _number(self, place: int) -> int:
+        cut = self._order.cut_at(place)
+        inside = place - self._order.cuts[cut].first_sample
+        return cut * CUT + self._skipped[cut].number(inside)
+
+
+def _draws(skipped: SampleSkipper, places: int) -> CutDraws:
+    end = skipped.number(places - 1) + 1 if places else 0
+    return CutDraws(end, tuple(skipped.before(end)))

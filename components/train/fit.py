@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from components.checkpoint.metadata import newest_checkpoint, tokens_of
+from components.config.phases import recipe_at
 from components.config.schema.cluster import Electricity
 from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
@@ -41,7 +43,12 @@ SYSFS = Path("/sys")  # where Linux keeps its counters
 
 
 def fit(folder: RunFolder, recipe: Recipe) -> str:
-    """Train by the folder's own recipe to its last token: ``finished`` or ``stopped``."""
+    """Train by the folder's own recipe to its phase's last token: ``finished`` or ``stopped``.
+
+    A run with phases has stopped at the end of each, and goes on by its own recipe.
+    """
+    saved = newest_checkpoint(folder.checkpoints)
+    recipe = recipe_at(recipe, recipe.clock.steps_of(tokens_of(saved)) if saved else 0)
     with explained(folder.path):
         hang = watch_for_hangs(folder, recipe.watchdog, ranks=recipe.cluster.ranks)
         try:
@@ -100,7 +107,8 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     if rank == 0:
         results = summarize(module, folder, metrics, metering, graphs, data.unigram, began)
         folder.write_json("results.json", results)
-    return "stopped" if module.stopping else "finished"
+    ended = module.progress.step == recipe.derived.steps and not module.stopping
+    return "finished" if ended else "stopped"
 
 
 def load_module(folder: RunFolder, recipe: Recipe) -> Pretraining:
@@ -132,10 +140,13 @@ def summarize(
     shares = module.batches.shares_after(evaluations[-1].step if evaluations else 0)
     flops = derived.flops_per_token
     # The median over steps alone: the first one warms up, evaluations are not training.
-    speeds = [entry["tokens_per_second"] for entry in measured if entry["kind"] == "step"]
+    first = recipe.span.first_step  # steps of one phase are alike
+    steps = (entry for entry in measured if entry["kind"] == "step")
+    speeds = [entry["tokens_per_second"] for entry in steps if entry["step"] > first]
     speed = float(np.median(speeds)) if speeds else 0.0
     return strict({
         "status": "finished" if progress.step == derived.steps else "stopped",
+        "goes_on": not module.stopping and progress.step < derived.steps,
         "recipe": recipe.name,
         "scale": recipe.scale.name,
         "fingerprint": recipe.fingerprint(),

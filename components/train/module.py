@@ -84,9 +84,9 @@ class Pretraining(LightningModule):
         return iter(dict(pairs).items())
 
     def is_due(self, every_tokens: int) -> bool:
-        """Whether the step just taken crossed a cadence, or was the last."""
+        """Whether the step just taken crossed a cadence, or was its phase's last."""
         crossed = self.progress.tokens // every_tokens > self._tokens_before // every_tokens
-        return crossed or self.progress.step == self.recipe.derived.steps
+        return crossed or self.progress.step == self.recipe.span.end_step
 
     @property
     def is_local_due(self) -> bool:
@@ -175,7 +175,7 @@ class Pretraining(LightningModule):
         """Read from the step that comes next: one integer resumes the data."""
         self.batches = self._make_batches(self.mesh.data_rank)
         self.skip_windows()
-        steps = self.recipe.derived.steps
+        steps = self.recipe.span.steps
         return ReadAhead(
             self.batches, lambda: self.progress.step, steps=steps, device=self.device
         )
@@ -196,7 +196,7 @@ class Pretraining(LightningModule):
         self._begin(batch)
         optimizer, tokens = self.recipe.optimizer, self.progress.tokens
         if isinstance(self.engine.optimizer, AdEMAMix):
-            self.engine.optimizer.tokens = self._tokens_after(self.progress.step + 1)
+            self.engine.optimizer.tokens = self.recipe.clock.tokens_after(self.progress.step + 1)
         lr = float(optimizer["lr"] * self._schedule(tokens) * self.guard.lr_factor(tokens))
         clips = tokens >= optimizer["clip_after_tokens"]
         limit = float(optimizer["clip_norm"]) if clips else math.inf
@@ -250,9 +250,6 @@ class Pretraining(LightningModule):
         self.verdict = self.guard.judge(loss=agreed.loss, gradient_norm=agreed.gradient_norm)
         return None if self.verdict else agreed.norm
 
-    def _tokens_after(self, step: int) -> int:
-        return self.recipe.ramp.consumed_after(step) * self.recipe.budget.sequence_length
-
     def _record(self, norm: float, lr: float) -> None:
         """Move the clock on and note what the ranks have agreed on."""
         now, agreed = time.perf_counter(), self._agreed
@@ -261,7 +258,7 @@ class Pretraining(LightningModule):
         self._tokens_before = self.progress.tokens
         self.progress = RunProgress(
             step=step,
-            tokens=self._tokens_after(step),
+            tokens=self.recipe.clock.tokens_after(step),
             loss_scale=self.engine.scale_state(),
             guard=self.guard.state(),
         )

@@ -19,7 +19,7 @@ THREAD = "read-ahead"
 
 
 class ReadAhead:
-    """Give the batch of the step after the last one that was taken, until all are.
+    """Give the batch of the step after the last one that was taken, while it is of ``steps``.
 
     One step is read ahead, into pinned memory where ``device`` is not a CPU, so that its copy
     waits for nothing. A guard may go back or leave samples out: then other positions are asked
@@ -31,7 +31,7 @@ class ReadAhead:
         batches: StepBatches,
         taken: Callable[[], int],
         *,
-        steps: int,
+        steps: range,
         device: torch.device,
     ) -> None:
         self._batches, self._taken, self._steps = batches, taken, steps
@@ -44,7 +44,7 @@ class ReadAhead:
     def __iter__(self) -> Iterator[Tensor]:
         ahead: BatchThread | None = None
         try:
-            while (step := self._taken()) < self._steps:
+            while (step := self._taken()) in self._steps:
                 positions = self._batches.positions(step)
                 if ahead is not None and ahead.positions != positions:
                     ahead.join()  # never two at once
@@ -58,7 +58,7 @@ class ReadAhead:
                 ahead.join()
 
     def _begin(self, step: int) -> "BatchThread | None":
-        return self._read(self._batches.positions(step)) if step < self._steps else None
+        return self._read(self._batches.positions(step)) if step in self._steps else None
 
     def _read(self, positions: Sequence[int]) -> "BatchThread":
         return BatchThread(self._batches, positions, self._device)

@@ -1,19 +1,21 @@
 """The sample order of a run, from its recipe and what preparation found; without torch."""
 
+from fractions import Fraction
+from itertools import chain
+
 from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
 from components.data.mixture import limit_repeats, tempered_shares, windows_per_source
 from components.data.order import Phase, SampleOrder
+from components.data.run_order import Cut, RunOrder, split_at
 
 
-def make_order(recipe: Recipe, manifest: Manifest) -> SampleOrder:
+def make_order(recipe: Recipe, manifest: Manifest) -> RunOrder:
     """Settle the shares of every phase by the tokens found.
 
     Raises:
         RecipeError: a source without one whole window, or that would be repeated too often.
     """
-    windows = windows_per_source(manifest, recipe.budget.sequence_length)
-    samples = {name: windows[name] for name in recipe.data.names}
     tokens = {name: manifest.sources[name].train_tokens for name in recipe.data.names}
     rule = recipe.data.mixture
     by_rule = tempered_shares(tokens, 1.0 if isinstance(rule, str) else rule.temperature)
@@ -26,11 +28,34 @@ def make_order(recipe: Recipe, manifest: Manifest) -> SampleOrder:
         for name, source in recipe.data.sources.items()
         if source.most_epochs is not None
     }
+    cuts = recipe.clock.cuts()
+    windows = [windows_per_source(manifest, length) for _, length in cuts]
+    samples = [{name: found[name] for name in recipe.data.names} for found in windows]
+    parts = split_at(phases, [first for first, _ in cuts])
     limited = limit_repeats(
-        phases,
-        samples=samples,
+        [
+            Phase(first + phase.first_sample, phase.shares, phase.path)
+            for (first, _), part in zip(cuts, parts, strict=True)
+            for phase in part
+        ],
+        samples=samples[0],
         most_epochs=limits,
         total_samples=recipe.total_samples,
         surplus=recipe.data.surplus,
+        weights=[
+            Fraction(length, cuts[0][1])
+            for (_, length), part in zip(cuts, parts, strict=True)
+            for _ in part
+        ],
     )
-    return SampleOrder(phases=limited, samples=samples, seed=recipe.budget.seed)
+    settled, found_cuts = iter(limited), list[Cut]()
+    epochs: dict[str, int] = {}
+    ends = chain((first for first, _ in cuts[1:]), [recipe.total_samples])
+    for (first, length), end, sizes, part in zip(cuts, ends, samples, parts, strict=True):
+        own = [Phase(one.first_sample, next(settled).shares, one.path) for one in part]
+        order = SampleOrder(
+            phases=own, samples=sizes, seed=recipe.budget.seed, first_epochs=epochs
+        )
+        found_cuts.append(Cut(first, length, order))
+        epochs = order.epochs_after(end - first)
+    return RunOrder(found_cuts)

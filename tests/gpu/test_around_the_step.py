@@ -37,7 +37,7 @@ def test_batches_lie_in_pinned_memory_and_arrive_as_they_were_read(
     batches = StepBatches(recipe=recipe, folder=tmp_path / "data", manifest=manifest, rank=0)
     taken: list[int] = []
     device = torch.device(gpu, 0)
-    for batch in ReadAhead(batches, lambda: len(taken), steps=8, device=device):
+    for batch in ReadAhead(batches, lambda: len(taken), steps=range(8), device=device):
         assert batch.is_pinned()
         expected = batches.read(batches.positions(len(taken)), pinned=False)
         assert torch.equal(batch.to(device, non_blocking=True).cpu(), expected)

@@ -1,13 +1,12 @@
 """Schema of ``data``: sources, mixture, preparation of a corpus, near duplicates."""
 
-import math
-from fractions import Fraction as Exact
 from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer
 
 from components.config.schema import types
 from components.config.schema.document_steps import DocumentSteps
+from components.config.schema.phases import ABSENT, PhaseStart
 from components.config.schema.types import Count, FrozenMapping, KeyGroup, OrNone, Section
 
 
@@ -80,7 +79,6 @@ class HubDataset(Section):
     streaming: bool = False
 
 
-ABSENT = Field(exclude_if=lambda one: one is None)
 Remark = Annotated[str | None, ABSENT, KeyGroup.RECORD]
 
 
@@ -131,18 +129,10 @@ Mixture = (
 )
 
 
-class DataPhase(Section):
-    """Other shares, from a point of the token budget on: one of the two says which."""
+class DataPhase(PhaseStart):
+    """Other shares, from the first sample on that begins at the phase's token or after it."""
 
-    from_tokens: Annotated[Count | None, ABSENT] = None
-    from_fraction: Annotated[types.Fraction | None, ABSENT] = None
     shares: FrozenMapping[types.Share]
-
-    def first_sample(self, *, total_tokens: int, sequence_length: int) -> int:
-        """The first sample that begins at the phase's token or after it."""
-        if self.from_tokens is not None:
-            return -(-self.from_tokens // sequence_length)
-        return math.ceil(Exact(repr(self.from_fraction)) * total_tokens / sequence_length)
 
 
 class DataSection(Section):

@@ -7,17 +7,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from components.config import batch_ramp
 from components.config.key_groups import KeyGroup, fingerprint_of
 from components.config.rules.check import check_rules
 from components.config.schema import monitoring, sections, types
 from components.config.schema.data import DataSection
+from components.config.schema.phases import EMPTY, RunPhase
 from components.config.schema.sections import Stem
 from components.config.schema.types import FrozenMapping, Node
 from components.config.shape import ModelShape, stage_layers
 from components.config.stages import StagePlacement
+from components.config.step_clock import Helping, PhaseSpan, StepClock
 from components.config.suggestions import nearest, suggest, written_number
 from components.config.targets import check_nodes
 from components.errors import RecipeError
@@ -65,6 +67,7 @@ class Recipe(types.Section):
     tokenizer: Annotated[Node, KeyGroup.MATHEMATICS]
     data: DataSection
     budget: Annotated[sections.Budget, KeyGroup.MATHEMATICS]
+    phases: Annotated[FrozenMapping[RunPhase], EMPTY] = Field(default_factory=dict)
     optimizer: Annotated[Node, KeyGroup.MATHEMATICS]
     schedule: Annotated[Node, KeyGroup.MATHEMATICS]
     precision: Annotated[sections.Precision, KeyGroup.MATHEMATICS]
@@ -79,6 +82,19 @@ class Recipe(types.Section):
     scale: Annotated[sections.ScaleSection, KeyGroup.RECORD]
     published: Annotated[FrozenMapping[sections.PublishedFigure], KeyGroup.RECORD]
     assumed: Annotated[FrozenMapping[sections.AssumedValue], KeyGroup.RECORD]
+    # Of one phase's recipe, see `config.phases`.
+    _whole: "Recipe | None" = PrivateAttr(None)
+    _phase: str = PrivateAttr("")
+
+    @property
+    def whole(self) -> "Recipe":
+        """The recipe of the whole run, where this is that of one of its phases."""
+        return self._whole or self
+
+    @property
+    def span(self) -> PhaseSpan:
+        """The steps of this phase; of a whole run those before its first one."""
+        return next(span for span in self.clock.spans if span.name == self._phase)
 
     @cached_property
     def shape(self) -> ModelShape:
@@ -86,7 +102,7 @@ class Recipe(types.Section):
 
     @cached_property
     def ramp(self) -> batch_ramp.BatchRamp:
-        """Samples a step, as a function of the samples consumed before it."""
+        """Samples a step before any phase, as a function of the samples consumed before it."""
         length, ramp = self.budget.sequence_length, self.budget.ramp_up
         full = self.budget.global_batch_tokens // length
         if isinstance(ramp, str):
@@ -99,19 +115,30 @@ class Recipe(types.Section):
         )
 
     @cached_property
+    def clock(self) -> StepClock:
+        """Which step of the whole run sees which samples and tokens."""
+        run, total = self.whole, self.budget.total_tokens
+        helpings = [Helping("", 0, run.budget.sequence_length, run.ramp)]
+        for name, phase in run.phases.items():
+            length = phase.budget.sequence_length or run.budget.sequence_length
+            batch = phase.budget.global_batch_tokens or run.budget.global_batch_tokens
+            constant = batch_ramp.BatchRamp.constant(batch // length)
+            helpings.append(Helping(name, phase.first_token(total), length, constant))
+        return StepClock.of(sorted(helpings, key=lambda one: one.first_token), total)
+
+    @cached_property
     def data_phases(self) -> tuple[tuple[int, str, Mapping[str, float]], ...]:
         """First sample, YAML path and shares of each phase; the first may be left to a rule."""
-        tokens, length = self.budget.total_tokens, self.budget.sequence_length
         found = [(0, "data.shares", self.data.shares)]
         for name, phase in self.data.phases.items():
-            first = phase.first_sample(total_tokens=tokens, sequence_length=length)
+            first = self.clock.sample_at(phase.first_token(self.budget.total_tokens))
             found.append((first, f"data.phases.{name}.shares", phase.shares))
         return tuple(sorted(found, key=lambda one: one[0]))
 
     @property
     def total_samples(self) -> int:
         """Samples of the whole run, the overshoot of its last step too."""
-        return self.ramp.consumed_after(self.derived.steps)
+        return self.clock.consumed_after(self.derived.steps)
 
     @cached_property
     def stages(self) -> tuple[range, ...]:
@@ -134,7 +161,7 @@ class Recipe(types.Section):
             parameters=batch_ramp.ParameterCounts.of(shape),
             tokens_per_step=budget.global_batch_tokens,
             samples_per_step=samples,
-            steps=self.ramp.steps(-(-budget.total_tokens // budget.sequence_length)),
+            steps=self.clock.steps,
             ranks=self.cluster.ranks,
             microbatches_per_step=samples // (ranks * degrees.microbatch_sequences),
             layers_by_stage=tuple(len(layers) for layers in self.stages),
@@ -143,7 +170,7 @@ class Recipe(types.Section):
 
     def fingerprint(self) -> str:
         """Hash what changes the mathematics: not the layout, the machine or the folders."""
-        return fingerprint_of(self.model_dump(mode="json"), KeyGroup.MATHEMATICS)
+        return fingerprint_of(self.whole.model_dump(mode="json"), KeyGroup.MATHEMATICS)
 
     def write(self, file: Path) -> None:
         file.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", "utf-8")
@@ -161,8 +188,13 @@ def read_recipe(file: Path) -> Recipe:
 def check_recipe(tree: Mapping[str, Any]) -> Recipe:
     """Check a settled tree: targets, fields, then rules; a RecipeError says what is wrong."""
     check_nodes(tree)
+    # Which makes recipes of this kind.
+    from components.config.phases import check_phases, check_starts
+
     recipe = read_section(Recipe, tree, "")
+    check_starts(recipe)
     check_rules(recipe)
+    check_phases(recipe)
     return recipe
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from components.checkpoint.metadata import (
 )
 from components.checkpoint.retention import Policy, amend, check_target, drop_after
 from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Saver
+from components.config.phases import fresh_step_of
 from components.config.schema.sections import Checkpoint
 from components.distributed.collectives import by_first
 from components.distributed.node_tree import make_node_tree
@@ -85,7 +86,12 @@ class Checkpoints(RunCallback):
         return None if found is None else self.local.load(found)
 
     def _load_newest(self, module: Pretraining, fingerprint: str) -> RunProgress | None:
-        chosen = loading.load_newest(self.folder, module.engine.state, fingerprint=fingerprint)
+        chosen = loading.load_newest(
+            self.folder,
+            module.engine.state,
+            fingerprint=fingerprint,
+            fresh_step=fresh_step_of(module.recipe),
+        )
         if chosen is None:
             return None
         for one in chosen.damaged:
@@ -130,8 +136,11 @@ class Checkpoints(RunCallback):
             return None
         self._note_damaged(chosen)
         fingerprint = module.recipe.fingerprint()
+        marker = chosen.marker
+        if marker.progress.step == fresh_step_of(module.recipe):
+            marker = replace(marker, fresh_optimizer=True)
         return loading.load_checkpoint(
-            chosen.checkpoint, chosen.marker, module.engine.state, fingerprint=fingerprint
+            chosen.checkpoint, marker, module.engine.state, fingerprint=fingerprint
         )
 
     def claim(self, progress: RunProgress) -> list[str]:

@@ -76,8 +76,7 @@ class Guarding(RunCallback):
         self, module: Pretraining, *, before: int, verdict: StepVerdict
     ) -> dict[str, object]:
         """Load the newest checkpoint of the first ``before`` steps; later ones are no more."""
-        recipe, left = module.recipe, module.progress.step
-        tokens = recipe.ramp.consumed_after(before) * recipe.budget.sequence_length
+        left, tokens = module.progress.step, module.recipe.clock.tokens_after(before)
         if (progress := self.checkpoints.go_back(module, tokens)) is None:
             raise RecipeError(
                 f"guard.{verdict.rule}.action",

@@ -107,6 +107,8 @@ class Story(RunCallback):
         asked = "a signal or the stop file asked for it"
         if module.stopping:
             self.journal.note("stop", module.progress, asked, {})
+        elif module.progress.step < module.recipe.derived.steps:
+            self.journal.note("stop", module.progress, "a phase of the run ends here", {})
         else:
             self.journal.note("end", module.progress, "the budget is spent", {})
 

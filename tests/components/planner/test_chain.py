@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.cluster import QueueSection
-from components.planner.interruptions import chain_of
+from components.planner.interruptions import chain_of, chain_of_phases
 from components.planner.queues import longest_queue
 
 DAY_QUEUE = QueueSection(name="day", fewest_nodes=1, most_nodes=9, longest_hours=24.0)
@@ -56,3 +56,18 @@ def test_of_the_queues_that_take_the_nodes_the_longest_is_chosen() -> None:
     }
     names = {nodes: queue.name if queue else None for nodes, queue in chosen.items()}
     assert names == {16: "capacity", 256: "small", 1_500: "medium", 20_000: None}
+
+
+def test_a_phase_begins_with_a_job_of_its_own() -> None:
+    known = {"start_up": 60.0, "write": 5.0, "read": 7.0}
+    days = [10.5 * 24 * HOUR, 3.0 * HOUR]
+    alone = [chain_of(one, DAY_QUEUE, **known) for one in days]
+    both = chain_of_phases(days, DAY_QUEUE, **known)
+    assert alone[0] is not None
+    assert alone[1] is not None
+    assert both is not None
+    assert both.jobs == alone[0].jobs + 1
+    assert both.seconds == pytest.approx(alone[0].seconds + alone[1].seconds + 12.0)
+    assert chain_of_phases(days[:1], DAY_QUEUE, **known) == alone[0]
+    never = {"start_up": 12 * HOUR, "write": 6 * HOUR, "read": 6 * HOUR}
+    assert chain_of_phases([1e9, 1.0], DAY_QUEUE, **never) is None

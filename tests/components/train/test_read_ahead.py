@@ -43,7 +43,7 @@ class Loop:
     def __init__(self, batches: StepBatches, steps: int = 10) -> None:
         self.taken = 0
         self.reader = ReadAhead(
-            batches, lambda: self.taken, steps=steps, device=torch.device("cpu")
+            batches, lambda: self.taken, steps=range(steps), device=torch.device("cpu")
         )
 
     def __iter__(self) -> Iterator[Tensor]:

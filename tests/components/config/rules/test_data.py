@@ -96,7 +96,7 @@ def test_phases_begin_at_the_sample_whose_first_token_is_theirs(compose: Compose
 
 def test_a_tenth_is_a_tenth_whatever_the_float() -> None:
     phase = DataPhase(from_fraction=0.1, shares={"a": 1.0})
-    assert phase.first_sample(total_tokens=10**12, sequence_length=10) == 10**10
+    assert phase.first_token(10**12) == 10**11
 
 
 def test_a_source_of_a_later_phase_alone_is_prepared_too(compose: Compose) -> None:

@@ -1,0 +1,235 @@
+"""Phases of a run: what a phase's recipe is, what it may not be, and what a miniature keeps."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command.actions.show import as_json
+from command.recipe_summary import phase_lines
+from components.config.phases import recipe_at, recipe_before, recipe_of, recipes_of
+from components.config.resolve import check_movable, relayout
+from components.config.schema.recipe import Recipe, check_recipe
+from components.errors import RecipeError
+from tests.components.config.own_recipe import compose_own
+
+LONG: dict[str, Any] = {
+    "from_tokens": 102_400,
+    "budget": {"sequence_length": 512, "global_batch_tokens": 2_048},
+    "model": {"positions": {"base": 5_000_000.0}},
+    "data": {"document_mask": True},
+    "parallelism": {"context": 2, "microbatch_sequences": 1},
+}
+LARGE = {
+    "model.dim": 1_024,
+    "model.attention.head_dim": 512,
+    "budget": {
+        "total_tokens": 10**9,
+        "global_batch_tokens": 1_048_576,
+        "sequence_length": 4_096,
+        "ramp_up": "none",
+        "seed": 1,
+    },
+    "schedule.total_tokens": 10**9,
+}
+
+
+@pytest.fixture(autouse=True)
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("All work and no play makes a dull text. " * 20_000)
+
+
+@cache
+def base() -> Recipe:
+    """Compose a small recipe, whose batch ramps up over 8,192 tokens, on two ranks."""
+    one = {"parallelism.microbatch_sequences": 1}
+    return compose_own(one, "scale=full", "cluster.ranks=2")
+
+
+def phased(*phases: dict[str, Any]) -> Recipe:
+    names = ("long", "later")
+    found = dict(zip(names, phases, strict=False))
+    return check_recipe({**base().model_dump(mode="json"), "phases": found})
+
+
+def composed(phase: dict[str, Any], *words: str, **changed: Any) -> Recipe:
+    one = {"parallelism.microbatch_sequences": 1, "phases": {"long": phase}}
+    return compose_own({**one, **changed}, *words)
+
+
+def test_a_phase_is_the_recipe_with_its_keys_on_the_same_ranks() -> None:
+    run = phased(LONG)
+    first, long = recipes_of(run).values()
+    assert first is run
+    assert (long.budget.sequence_length, long.derived.samples_per_step) == (512, 4)
+    assert long.model["positions"]["base"] == 5e6
+    assert run.model["positions"]["base"] == 10_000.0
+    assert long.data.document_mask
+    assert (run.parallelism.data, run.parallelism.context) == (2, 1)
+    assert (long.parallelism.data, long.parallelism.context) == (1, 2)
+    assert long.parallelism.data_shard == 1
+    assert run.cluster == long.cluster
+    assert (long.budget.ramp_up, long.optimizer) == ("none", run.optimizer)
+    # Of the run it has the clock, the number of steps and the fingerprint.
+    assert long.clock == run.clock
+    assert long.derived.steps == run.derived.steps == long.span.end_step
+    assert long.fingerprint() == run.fingerprint()
+    assert long.span.first_token == run.span.end_token == 102_400
+
+
+def test_a_step_is_of_one_phase_and_a_checkpoint_of_the_one_that_wrote_it() -> None:
+    run = phased(LONG)
+    border = run.span.end_step
+    lengths = [recipe_at(run, step).budget.sequence_length for step in (border - 1, border)]
+    assert lengths == [128, 512]
+    assert recipe_before(run, border).budget.sequence_length == 128
+    assert recipe_before(run, border + 1).budget.sequence_length == 512
+    assert recipe_before(run, 0) is run
+
+
+def test_what_is_read_back_from_its_file_is_the_same_run() -> None:
+    run = phased(LONG)
+    again = check_recipe(run.model_dump(mode="json"))
+    assert again == run
+    assert recipe_of(again, "long") == recipe_of(run, "long")
+    assert "phases" not in base().model_dump(mode="json")
+
+
+def test_the_fingerprint_follows_a_phase_s_length_and_not_its_layout() -> None:
+    run = phased(LONG)
+    other = {**LONG, "parallelism": {}}
+    assert phased(other).fingerprint() == run.fingerprint()
+    longer = {**LONG, "budget": {"sequence_length": 1_024}}
+    assert phased(longer).fingerprint() != run.fingerprint()
+    assert phased({**LONG, "fresh_optimizer": True}).fingerprint() != run.fingerprint()
+
+
+def test_a_run_goes_on_with_another_layout_of_a_phase() -> None:
+    run = phased(LONG)
+    check_movable(["phases.long.parallelism.context"])
+    moved = relayout(run, {"phases.long.parallelism.context": 1})
+    assert recipe_of(moved, "long").parallelism.data == 2
+    assert moved.fingerprint() == run.fingerprint()
+    with pytest.raises(RecipeError, match=r"drop phases\.long\.from_tokens"):
+        check_movable(["phases.long.from_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"from_fraction": 0.5}, r"phases\.long: says not once where it begins"),
+        ({"from_tokens": 10**9}, r"long\.from_tokens: 1,000,000,000 is not inside the budget"),
+        ({"from_tokens": 4_096}, r"long: begins while the batch ramps up, over 8,192"),
+        (
+            {"budget": {"sequence_length": 300}},
+            r"global_batch_tokens: a batch of 1,024 tokens is no multiple of 300",
+        ),
+        (
+            {"budget": {"global_batch_tokens": 128}, "parallelism": {}},
+            r"in this phase budget\.global_batch_tokens does not hold: 1 sequences a step",
+        ),
+        ({"parallelism": {"contxt": 2}}, r"in this phase parallelism\.contxt .* unknown key"),
+        ({"parallelism": {"context": "many"}}, r"parallelism\.context does not hold"),
+        ({"parallelism": {"context": 3}}, r"cluster\.ranks does not hold: 2 are no multiple"),
+        (
+            {"model": {"positions": {"base": "large"}}},
+            r"model\.positions\.base does not hold: .*large",
+        ),
+        (
+            {"model": {"positions": {"_target_": "components.model.positions.Nowhere"}}},
+            r"model\.positions\._target_: .* defines no class Nowhere",
+        ),
+        (
+            {"data": {"_target_": "components.data.order.SampleOrder"}},
+            r"data\._target_: .* is refused",
+        ),
+        ({"precision": {"compute": "float7"}}, r"precision\.compute does not hold"),
+        ({"optimizer": {"lr": 1.0}}, r"phases\.long\.optimizer: unknown key"),
+        ({"budget": {"seed": 3}}, r"phases\.long\.budget\.seed: unknown key"),
+    ],
+)
+def test_a_wrong_phase_gets_one_message_that_names_it(
+    changed: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RecipeError, match=said) as raised:
+        phased({**LONG, **changed})
+    assert raised.value.path.startswith("phases.long")
+    assert raised.value.remedy
+
+
+def test_two_phases_with_one_beginning_are_refused() -> None:
+    message = r"phases\.long: begins after 102,400 tokens, as phases\.later does"
+    with pytest.raises(RecipeError, match=message):
+        phased(LONG, {"from_fraction": 0.5})
+
+
+def test_positions_with_trained_vectors_cannot_become_longer_in_a_phase() -> None:
+    learned = {
+        "_target_": "components.model.positions.Learned",
+        "_partial_": True,
+        "num_positions": 512,
+    }
+    with pytest.raises(RecipeError, match=r"model\.positions .* other weights than before"):
+        phased({**LONG, "model": {"positions": learned}})
+
+
+def test_a_phase_may_slow_the_rotation_down() -> None:
+    yarn = {
+        "_target_": "components.model.rotary_scaling.YarnScaling",
+        "factor": 8.0,
+        "original_tokens": 128,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    }
+    run = phased({**LONG, "model": {"positions": {"scaling": yarn}}})
+    positions = recipe_of(run, "long").model["positions"]
+    assert positions["scaling"] == yarn
+    assert positions["base"] == 10_000.0
+    assert run.model["positions"].get("scaling") is None
+
+
+def test_a_miniature_keeps_the_place_of_a_phase_and_what_is_longer() -> None:
+    phase = {
+        **LONG,
+        "from_tokens": 750_000_000,
+        "budget": {"sequence_length": 65_536, "global_batch_tokens": 2_097_152},
+    }
+    run = composed(phase, "scale=mini", **LARGE)
+    first, long = run.clock.spans
+    assert run.budget.total_tokens == 614_400
+    assert first.end_token == pytest.approx(0.75 * 614_400, abs=4_096)
+    assert (first.sequence_length, long.sequence_length) == (256, 1_024)
+    tokens = [one.derived.tokens_per_step for one in recipes_of(run).values()]
+    assert tokens == [4_096, 8_192]
+    assert recipe_of(run, "long").model["positions"]["base"] == 5e6
+    assert recipe_of(run, "long").data.document_mask
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_miniature_deals_its_ranks_to_the_axes_of_each_phase(ranks: int) -> None:
+    phase = {**LONG, "parallelism": {"context": 8, "microbatch_sequences": 1}}
+    run = composed(phase, "scale=mini", f"cluster.ranks={ranks}", **LARGE)
+    first, long = (one.parallelism for one in recipes_of(run).values())
+    assert (first.data, first.context) == (ranks, 1)
+    assert (long.data * long.context, long.context) == (ranks, min(2, ranks))
+
+
+def test_what_is_small_and_has_phases_trains_as_it_is() -> None:
+    own = {**LONG, "parallelism": {}}
+    small, full = (composed(own, f"scale={one}") for one in ("mini", "full"))
+    kept = [one.model_dump(mode="json")["phases"]["long"]["budget"] for one in (small, full)]
+    assert kept[0] == kept[1]
+    assert small.clock == full.clock
+
+
+def test_show_says_what_each_phase_takes() -> None:
+    run = phased(LONG)
+    first, long = phase_lines(run)
+    assert first.startswith("first, tokens 0 to 102,400: ")
+    assert "50 steps of 4 samples of 512 tokens, context 2" in long
+    shown = as_json(run)["phases"]
+    assert isinstance(shown, list)
+    assert [one["name"] for one in shown] == ["", "long"]
+    assert list(phase_lines(base())) == []

@@ -1,0 +1,89 @@
+"""The plan of a run with phases: a step, a memory and hours for each, and their sum."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.config.schema.recipe import Recipe, check_recipe
+from components.planner.interruptions import HOUR
+from components.planner.plan import Plan, plan_recipe
+from components.planner.result import plan_result
+from components.report.plan_tables import phases_sheet
+
+HALF = 3_000_000_000_000 // 4_194_304 * 4_194_304  # whole steps
+LONG: dict[str, Any] = {
+    "from_tokens": HALF,
+    "budget": {"sequence_length": 65_536},
+    "parallelism": {"context": 8},
+}
+
+
+@cache
+def base() -> Recipe:
+    return compose_recipe(read_point(["recipe=teuken7b", "scale=full", "cluster=juwels"]))
+
+
+def planned(**phases: dict[str, Any]) -> Plan:
+    return plan_recipe(check_recipe({**base().model_dump(mode="json"), "phases": phases}))
+
+
+def test_a_phase_that_changes_nothing_costs_what_its_steps_cost_before() -> None:
+    plain, cut = planned(), planned(same={"from_tokens": HALF})
+    assert plain.bill is not None
+    assert cut.bill is not None
+    assert plain.course is not None
+    assert cut.course is not None
+    assert cut.bill.steps == plain.bill.steps
+    assert cut.bill.useful_days == pytest.approx(plain.bill.useful_days)
+    assert cut.course.work.evaluation == pytest.approx(plain.course.work.evaluation)
+    # It begins with a job of its own, and the checkpoint before it is due at the border.
+    assert plain.bill.jobs is not None
+    assert cut.bill.jobs is not None
+    assert 0 <= cut.bill.jobs - plain.bill.jobs <= 1
+    assert 0 <= cut.bill.checkpoints.count - plain.bill.checkpoints.count <= 1
+    assert plain.phases == ()
+    assert phases_sheet(plan_result(base(), plain).phases).rows == []
+    assert "phases" not in plan_result(base(), plain).as_json()
+
+
+def test_each_phase_has_the_step_of_a_run_of_its_own_and_all_add_up() -> None:
+    plan = planned(long=LONG)
+    recipe = plan.phases[1].recipe.whole
+    alone = base().model_dump(mode="json")
+    alone["budget"]["sequence_length"] = 65_536
+    alone["parallelism"] |= {"context": 8, "data": 16, "data_shard": 16}
+    other = plan_recipe(check_recipe(alone))
+    assert plan.phases[1].step == other.time
+    assert plan.phases[1].memory == other.memory
+    assert plan.fullest.peak == max(plan.memory.peak, other.memory.peak)
+    first, long = plan_result(recipe, plan).phases
+    assert (first.name, long.name) == ("", "long")
+    assert long.tokens_per_step == first.tokens_per_step == 4_194_304
+    assert long.layout == {"data": 16, "tensor": 2, "pipeline": 2, "expert": 1, "context": 8}
+    assert other.time is not None
+    assert long.device_hours == pytest.approx(long.steps * other.time.total / HOUR * 512)
+    assert plan.bill is not None
+    total = plan.bill.useful_days * 24 * 512
+    assert (first.device_hours or 0) + (long.device_hours or 0) == pytest.approx(total)
+    assert first.tokens + long.tokens == recipe.clock.tokens_after(recipe.derived.steps)
+    rows = phases_sheet((first, long)).rows
+    assert [row[0] for row in rows] == ["first", "long", "all"]
+    assert rows[1][5] == "d16 t2 p2 c8"
+
+
+def test_a_machine_whose_steps_nobody_can_predict_still_has_the_memory_of_each_phase() -> None:
+    tree = base().model_dump(mode="json")
+    tree["cluster"]["hardware"]["across"] |= {
+        "by_nodes": [],
+        "peak_gigabytes_per_second": None,
+    }
+    plan = plan_recipe(check_recipe({**tree, "phases": {"long": LONG}}))
+    assert plan.time is None
+    assert [one.step for one in plan.phases] == [None, None]
+    first, long = plan_result(base(), plan).phases
+    assert first.device_hours is long.device_hours is None
+    assert long.peak_bytes == round(plan.phases[1].memory.peak)
+    assert phases_sheet((first, long)).rows[-1][-1] == ""
