@@ -130,6 +130,8 @@ class Options:
 
     recipe: Annotated[Text, "what is trained: a name, or a file"] = None
     like: Annotated[Text, "a recipe whose architecture and schedule a new one takes"] = None
+    folder: Annotated[File, "a folder with a config.json of Hugging Face"] = None
+    weights: Annotated[Flag, "begin with the weights of folder="] = False
     parameters: Annotated[Parameters, "about so many, of a new recipe: 125M"] = None
     a: Annotated[File, "a recipe, lock, bundle or run to compare"] = None
     b: Annotated[File, "what a= is compared with"] = None

@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from components.convert import family
-from components.convert.family import ConfigKeys, Need
-from components.convert.llama import Llama, is_gated, without
+from components.convert.family import ConfigKeys, Need, Section
+from components.convert.llama import SAME_NORM, Llama, is_gated, without
 
+INTERLEAVED = "components.model.positions.InterleavedRotary"
 _GATED = Need("mlp", "its MLP is gated and has no bias", is_gated)
 _SHARED = (family.RMS_NORM, family.NO_EXPERTS, family.NO_EMBEDDING_NORM)
+# How wide a window would be, and from which layer on; no window is used.
+_WINDOW = frozenset({"sliding_window", "max_window_layers"})
 _NO_WINDOW: dict[str, Any] = {"use_sliding_window": (False, lambda _: False)}
 
 
@@ -42,12 +45,18 @@ class Olmo2(Llama):
         "rms_norm_eps": (1e-5, lambda m: m.norm.eps),
     }
 
+    def section(self, config: Mapping[str, Any]) -> Section:
+        section = super().section(config)
+        section["attention"]["qk_norm"] = SAME_NORM
+        return section | {"norm_placement": "after"}
+
 
 class Qwen3(Llama):
     """Llama with queries and keys normalized head by head."""
 
     model_type = "qwen3"
     architecture = "Qwen3ForCausalLM"
+    unread = _WINDOW
     needs = (
         Need(
             "attention.qk_norm",
@@ -71,6 +80,11 @@ class Qwen3(Llama):
     def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
         return super().stated({"head_dim": 128, **config})
 
+    def section(self, config: Mapping[str, Any]) -> Section:
+        section = super().section(config)
+        section["attention"] |= {"qk_norm": SAME_NORM, "qk_norm_over": "each_head"}
+        return section
+
 
 def _turned(num_layers: int, skip_every: int) -> list[int]:
     return [int((layer + 1) % skip_every != 0) for layer in range(num_layers)]
@@ -81,6 +95,7 @@ class SmolLM3(Llama):
 
     model_type = "smollm3"
     architecture = "SmolLM3ForCausalLM"
+    unread = _WINDOW | {"no_rope_layer_interval"}
     default_base = 2_000_000.0
     needs = (
         Need(
@@ -116,6 +131,12 @@ class SmolLM3(Llama):
         # The list says for each layer whether it rotates; it may be longer than the model.
         turned = read["no_rope_layers"] or _turned(read["num_hidden_layers"], every)
         return read | {"no_rope_layers": turned[: read["num_hidden_layers"]]}
+
+    def positions(self, config: Mapping[str, Any]) -> Section:
+        turned = self.read(config)["no_rope_layers"]
+        # What is not every so many layers is found when the whole is compared.
+        every = turned.index(0) + 1 if 0 in turned else len(turned) + 1
+        return super().positions(config) | {"_target_": INTERLEAVED, "skip_every": every}
 
 
 FAMILIES = (Olmo2(), Qwen3(), SmolLM3())
