@@ -115,6 +115,7 @@ Layouts = Annotated[tuple[dict[str, Any], ...], _read_layouts]
 Rows = Annotated[Literal["published", "padded"], one_of("published", "padded")]
 Checkpoints = Annotated[Literal["newest", "all"], one_of("newest", "all")]
 Executor = Annotated[Literal["local", "array"], one_of("local", "array")]
+Engine = Annotated[Literal["torchtitan"], one_of("torchtitan")]
 Output = Annotated[Literal["text", "json"], one_of("text", "json")]
 Flag = Annotated[bool, _value(bool, "is neither true nor false", "write {key}=true")]
 Parameters = Annotated[int | None, _read_parameters]
@@ -142,6 +143,7 @@ class Options:
     file: Annotated[File, "what is written; verify: the lock; evaluate: an exported folder"] = (
         None
     )
+    engine: Annotated[Engine, "whose configuration is written"] = "torchtitan"
     text: Annotated[File, "a text to judge, or a pattern"] = None
     tasks: Annotated[Names, "a list, as mula9, or tasks of lm-eval: [NAME,...]"] = ()
     tasks_folder: Annotated[File, "a folder of own tasks, or of staged lists"] = None
