@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND_KEYS = ("action", *READERS)
-NEW = "new"
+WRITERS = ("new", "import")  # of recipes: to them words of groups are the user's files
 AUTO = "auto"  # no file of conf/parallelism: the layout is searched for
 
 
@@ -110,7 +110,7 @@ def read_point(words: Sequence[str]) -> Arguments:
     choices: dict[str, str] = {}
     values: dict[str, Any] = {}
     site: dict[str, Any] = {}
-    writes = f"action={NEW}" in words  # then the words of groups are the user's files
+    writes = any(f"action={writer}" in words for writer in WRITERS)
     for word in words:
         key, text = _check_form(word), word.partition("=")[2]
         kept = given if key in COMMAND_KEYS else choices if key in known else values

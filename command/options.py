@@ -115,6 +115,7 @@ Layouts = Annotated[tuple[dict[str, Any], ...], _read_layouts]
 Rows = Annotated[Literal["published", "padded"], one_of("published", "padded")]
 Checkpoints = Annotated[Literal["newest", "all"], one_of("newest", "all")]
 Executor = Annotated[Literal["local", "array"], one_of("local", "array")]
+Engine = Annotated[Literal["torchtitan"], one_of("torchtitan")]
 Output = Annotated[Literal["text", "json"], one_of("text", "json")]
 Flag = Annotated[bool, _value(bool, "is neither true nor false", "write {key}=true")]
 Parameters = Annotated[int | None, _read_parameters]
@@ -130,6 +131,8 @@ class Options:
 
     recipe: Annotated[Text, "what is trained: a name, or a file"] = None
     like: Annotated[Text, "a recipe whose architecture and schedule a new one takes"] = None
+    folder: Annotated[File, "a folder with a config.json of Hugging Face"] = None
+    weights: Annotated[Flag, "begin with the weights of folder="] = False
     parameters: Annotated[Parameters, "about so many, of a new recipe: 125M"] = None
     a: Annotated[File, "a recipe, lock, bundle or run to compare"] = None
     b: Annotated[File, "what a= is compared with"] = None
@@ -140,6 +143,7 @@ class Options:
     file: Annotated[File, "what is written; verify: the lock; evaluate: an exported folder"] = (
         None
     )
+    engine: Annotated[Engine, "whose configuration is written"] = "torchtitan"
     text: Annotated[File, "a text to judge, or a pattern"] = None
     tasks: Annotated[Names, "a list, as mula9, or tasks of lm-eval: [NAME,...]"] = ()
     tasks_folder: Annotated[File, "a folder of own tasks, or of staged lists"] = None

@@ -53,11 +53,12 @@ _FROM_RUN = "takes its recipe from its run folder"
 _EVALUATED = f"an evaluation {_FROM_RUN}"
 _SENT = "a run that is sent takes its recipe from its folder"
 _RECIPE = "recipe within_days"  # where one is composed
-# Of ``action=new``, where ``data`` is files and ``tokenizer`` a folder, no options of conf/.
+# Of what writes a recipe: ``data`` is files and ``tokenizer`` a folder, no options of conf/.
 _OWN = "name data tokenizer"
 # Of the ways to ask an action, the first whose ``given`` is there is meant; the last has none.
 WAYS = (
     Way("new", "like parameters file", "", _OWN, "a new recipe says the rest itself"),
+    Way("import", "folder weights file", "", _OWN, "an imported recipe says the rest itself"),
     Way("show", f"{_RECIPE} cite output", "cite"),
     Way("show", f"{_RECIPE} full output"),
     Way("plan", f"{_RECIPE} at_most output study", OF_STUDY),
@@ -89,6 +90,7 @@ WAYS = (
     Way("diff", "a b within_days output", why="its recipes are a= and b="),
     Way("pack", "run file", "run", _PLACE, f"a bundle of a run {_FROM_RUN}"),
     Way("pack", f"{_RECIPE} file"),
+    Way("emit", f"{_RECIPE} engine file"),
     Way("export", "run file rows at_tokens", "", _PLACE, f"an export {_FROM_RUN}"),
     Way("evaluate", f"file {_TASKS} output", "file", "", "an exported folder has no recipe"),
     Way(

@@ -21,7 +21,8 @@ FEWEST_PIECES, MOST_PIECES = 512, 32_768
 BYTES_OF_A_PIECE, PARAMETERS_OF_A_PIECE = 400, 1_000
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 2_000
 NUM_BYTES = 256
-MOST_NAMED = 64  # pieces that a recipe lists to say where the end of a document stands
+# Pieces that a recipe lists to say where the end of a document stands; Llama 3 has 256 special.
+MOST_NAMED = 256
 FILE, CONFIG, SENTENCEPIECE = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 SPECIALS = "special_tokens_map.json"
 ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|eos|>", "<eod>", "<|end_of_text|>", "[EOS]")

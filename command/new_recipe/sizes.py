@@ -71,21 +71,42 @@ def choose_sizes(
     Raises:
         RecipeError: the vocabulary alone is more than so few parameters.
     """
-    most_tokens = MOST_EPOCHS * text_tokens
-    by_text = most_tokens // TOKENS_PER_PARAMETER
+    by_text = MOST_EPOCHS * text_tokens // TOKENS_PER_PARAMETER
     goal = parameters or min(max(by_text, LEAST_PARAMETERS), MOST_PARAMETERS)
     wanted = TOKENS_PER_PARAMETER * goal
-    about = min(wanted, most_tokens)
-    length = min(max(power_of_two(about / WINDOWS), SHORTEST), LONGEST)
-    held_out = HELD_OUT_WINDOWS * length / text_tokens
-    held_out = round(min(max(held_out, LEAST_HELD_OUT), MOST_HELD_OUT), 3)
-    about = min(about, int(most_tokens * (1 - held_out)))
+    length = _length(min(wanted, MOST_EPOCHS * text_tokens), LONGEST)
     learned = model["positions"].get("num_positions") is not None
     rows = {"positions": {"num_positions": length}} if learned else {}
     shape = choose_shape(_overlaid(model, rows), goal, pieces) | rows
     if parameters is not None:
         _check_room(model, parameters, pieces)
     counted = ModelShape.model_validate(_overlaid(model, shape))
+    return _size_run(counted, shape, text_tokens=text_tokens, wanted=wanted, length=length)
+
+
+def size_budget(model: Mapping[str, Any], *, text_tokens: int | None, longest: int) -> Sizes:
+    """Size the run of a model that is given; without a text, as if there were enough.
+
+    A token meets the ``active`` parameters, so they count.
+    """
+    counted = ModelShape.model_validate(model)
+    wanted = TOKENS_PER_PARAMETER * counted.active_parameters
+    text_tokens = text_tokens or wanted
+    length = _length(min(wanted, MOST_EPOCHS * text_tokens), longest)
+    return _size_run(counted, {}, text_tokens=text_tokens, wanted=wanted, length=length)
+
+
+def _length(tokens: int, longest: int) -> int:
+    return power_of_two(min(max(tokens / WINDOWS, SHORTEST), LONGEST, longest))
+
+
+def _size_run(
+    counted: ModelShape, shape: Tree, *, text_tokens: int, wanted: int, length: int
+) -> Sizes:
+    most_tokens = MOST_EPOCHS * text_tokens
+    held_out = HELD_OUT_WINDOWS * length / text_tokens
+    held_out = round(min(max(held_out, LEAST_HELD_OUT), MOST_HELD_OUT), 3)
+    about = min(wanted, int(most_tokens * (1 - held_out)))
     flops = 6 * (counted.active_parameters - counted.embedding_parameters) * about
     rule = 0.2920 * flops**0.3271
     sequences = max(power_of_two(min(rule, about / STEPS) / length), FEWEST_SEQUENCES)

@@ -75,13 +75,16 @@ NO_EMBEDDING_NORM = Need(
 
 
 ConfigKeys = Mapping[str, tuple[Any, Callable[[Features], Any]]]
+Section = dict[str, Any]
 
 
 class HFFamily(ABC):
     """One class of Hugging Face, beside our decoder.
 
     ``keys`` are those of ``config.json`` that change what is computed, without the vocabulary:
-    what the class takes where one is absent, and what it is of a model of ours.
+    what the class takes where one is absent, and what it is of a model of ours. ``trained`` are
+    those that training reads, and what the class takes; ``spellings`` are older names of
+    either, and ``unread`` are keys of the published files that change neither.
     """
 
     model_type: str
@@ -90,6 +93,9 @@ class HFFamily(ABC):
     no_weights: re.Pattern[str]  # buffers that some published folders hold
     needs: ClassVar[tuple[Need, ...]]
     keys: ClassVar[ConfigKeys]
+    trained: ClassVar[Mapping[str, Any]]
+    spellings: ClassVar[Mapping[str, str]] = {}
+    unread: ClassVar[frozenset[str]] = frozenset()
 
     def shape(self, features: Features) -> dict[str, Any]:
         """Return the ``keys`` of a model of ours."""
@@ -99,6 +105,19 @@ class HFFamily(ABC):
         """Read the ``keys`` from a ``config.json``; a class adds old spellings."""
         return {key: config.get(key, default) for key, (default, _) in self.keys.items()}
 
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Read ``keys`` and ``trained`` from a ``config.json``."""
+        trained = {key: config.get(key, default) for key, default in self.trained.items()}
+        return self.stated(config) | trained
+
+    @abstractmethod
+    def section(self, config: Mapping[str, Any]) -> Section:
+        """Return what a recipe's model section says of such a model, but for the vocabulary.
+
+        Raises:
+            RecipeError: a value that no part of ours has.
+        """
+
     @abstractmethod
     def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
         """Return the other keys: what training or a cache reads."""
@@ -106,6 +125,19 @@ class HFFamily(ABC):
     @abstractmethod
     def links(self, features: Features) -> Iterator[TensorLink]:
         """List all tensors of the class, with ours."""
+
+
+def named_here(key: str, value: str, theirs: Mapping[str, str]) -> str:
+    """Return our name of what ``theirs`` has their name of.
+
+    Raises:
+        RecipeError: there is none.
+    """
+    ours = {their: our for our, their in theirs.items()}
+    if value not in ours:
+        problem, known = f"{value!r} has no equal here", ", ".join(sorted(ours))
+        raise RecipeError(key, problem, f"known are {known}")
+    return ours[value]
 
 
 @cache

@@ -5,15 +5,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from components.convert import family, links
-from components.convert.family import ConfigKeys, HFFamily, Need
+from components.convert.family import ConfigKeys, HFFamily, Need, Section
 from components.convert.features import Features
 from components.convert.links import TensorLink
+from components.convert.llama import MLP, SAME_NORM
+from components.errors import RecipeError
 
 # As published; the other spellings compute the same.
 _SPELLINGS = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new"}
 _ACTIVATIONS |= {"relu_squared": "relu2"}
 _FFN_RATIO = 4  # written into the class
+_LEARNED = "components.model.positions.Learned"
+_ALIBI = "components.model.positions.Alibi"
 
 LAYER_NORM = Need(
     "norm",
@@ -38,6 +42,24 @@ SHARED = (
     family.NORM_BEFORE,
     family.NO_WINDOWS,
 )
+
+
+def _section(
+    read: Mapping[str, Any], *, dim: int, heads: int, dropouts: tuple[str, str], mlp: Section
+) -> Section:
+    """Return what both have: a bias in every map and norm, and dropout."""
+    here, in_attention = (float(read[key]) for key in dropouts)
+    attention = {"num_heads": heads, "num_kv_heads": heads, "head_dim": dim // heads}
+    return {
+        "dim": dim,
+        "num_layers": read["n_layer"],
+        "tied_embeddings": read["tie_word_embeddings"],
+        "dropout": here,
+        "attention": {**attention, "bias": True, "dropout": in_attention},
+        "mlp": {"_target_": MLP, **mlp, "gated": False, "bias": True},
+        "norm": {"eps": read["layer_norm_epsilon"], "center": True, "bias": True},
+        "initialization": {"std": read["initializer_range"], "residual": "plain"},
+    }
 
 
 class GPT2(HFFamily):
@@ -67,6 +89,38 @@ class GPT2(HFFamily):
         "scale_attn_by_inverse_layer_idx": (False, lambda _: False),
         "tie_word_embeddings": (True, lambda m: m.tied_embeddings),
     }
+    trained: ClassVar[Mapping[str, Any]] = {
+        "resid_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "attn_pdrop": 0.1,
+        "initializer_range": 0.02,
+    }
+    # Of old files: what a head for classes does, and the places that n_positions has, too.
+    unread = frozenset({
+        *("summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
+        *("summary_type", "summary_use_proj", "n_ctx", "reorder_and_upcast_attn"),
+        *("n_special", "predict_special_tokens"),
+    })
+
+    def section(self, config: Mapping[str, Any]) -> Section:
+        read = self.read(config)
+        if read["resid_pdrop"] != read["embd_pdrop"]:
+            problem = f"{read['embd_pdrop']}, and resid_pdrop is {read['resid_pdrop']}"
+            remedy = "a recipe has one for both: give both one value in a copy of the file"
+            raise RecipeError("embd_pdrop", problem, remedy)
+        kind = "activation_function"
+        mlp = {
+            "ffn_dim": read["n_inner"],
+            "activation": family.named_here(kind, read[kind], _ACTIVATIONS),
+        }
+        positions = {"_target_": _LEARNED, "num_positions": read["n_positions"]}
+        return {"positions": positions} | _section(
+            read,
+            dim=read["n_embd"],
+            heads=read["n_head"],
+            dropouts=("resid_pdrop", "attn_pdrop"),
+            mlp=mlp,
+        )
 
     def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
         keys = super().stated(config)
@@ -141,6 +195,33 @@ class Bloom(HFFamily):
         "apply_residual_connection_post_layernorm": (False, lambda _: False),
         "tie_word_embeddings": (True, lambda m: m.tied_embeddings),
     }
+    trained: ClassVar[Mapping[str, Any]] = {
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+    }
+    spellings: ClassVar[Mapping[str, str]] = {
+        "n_embed": "hidden_size",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+    }
+    # Kernels and the cache; a note of the length; and what Megatron kept of its arguments.
+    unread = frozenset({
+        *("slow_but_exact", "seq_length", "masked_softmax_fusion", "bias_dropout_fusion"),
+        *("attention_softmax_in_fp32", "skip_bias_add", "skip_bias_add_qkv", "offset_alibi"),
+    })
+
+    def section(self, config: Mapping[str, Any]) -> Section:
+        read = self.read(config)
+        mlp = {"ffn_dim": _FFN_RATIO * read["hidden_size"], "activation": "gelu_tanh"}
+        section = _section(
+            read,
+            dim=read["hidden_size"],
+            heads=read["n_head"],
+            dropouts=("hidden_dropout", "attention_dropout"),
+            mlp=mlp,
+        )
+        return {"positions": {"_target_": _ALIBI}, "embedding_norm": SAME_NORM} | section
 
     def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
         read = config.get

@@ -9,14 +9,18 @@ from math import isclose, log
 from typing import Any, ClassVar
 
 from components.convert import family
-from components.convert.family import ConfigKeys, HFFamily, Need
+from components.convert.family import ConfigKeys, HFFamily, Need, Section
 from components.convert.features import Features, ScalingFeatures
 from components.convert.links import TensorLink, module, same, unstacked, vocabulary
+from components.errors import RecipeError
 
+ROTARY, MLP = "components.model.positions.Rotary", "components.model.mlp.MLP"
+SAME_NORM = "${model.norm}"
+EXPERTS = "components.model.moe.Experts"
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 _ACTIVATIONS |= {"relu_squared": "relu2", "xielu": "xielu"}
 
-
+_ROTATION = ("rope_theta", "rope_type", "type")  # beside the numbers of a scaling
 # Our classes that slow the rotation, and what theirs call the kind and its numbers.
 _SCALINGS = {"LinearScaling": "linear", "Llama3Scaling": "llama3", "YarnScaling": "yarn"}
 _NUMBERS = {
@@ -52,6 +56,15 @@ def stated_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if usual is not None and isclose(given.get("attention_factor", 0.0), usual):
         del given["attention_factor"]
     return given
+
+
+def _scaling_here(theirs: Mapping[str, Any] | None) -> Section | None:
+    """Say a scaling as a node of ours."""
+    if theirs is None:
+        return None
+    kind = family.named_here("rope_type", theirs["rope_type"], _SCALINGS)
+    numbers = {ours: theirs[name] for ours, name in _NUMBERS.items() if name in theirs}
+    return {"_target_": f"components.model.rotary_scaling.{kind}", **numbers}
 
 
 class Llama(HFFamily):
@@ -90,6 +103,11 @@ class Llama(HFFamily):
         "rope_scaling": (None, lambda m: scaling_of(m.positions.scaling)),
         "tie_word_embeddings": (False, lambda m: m.tied_embeddings),
     }
+    trained: ClassVar[Mapping[str, Any]] = {
+        "max_position_embeddings": None,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+    }
 
     def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
         read = super().stated(config)
@@ -104,6 +122,57 @@ class Llama(HFFamily):
             "rope_scaling": stated_scaling(newer or read["rope_scaling"] or {}),
         }
         return {key: read[key] for key in self.keys}  # not all of Llama's are OLMo's
+
+    def section(self, config: Mapping[str, Any]) -> Section:
+        read = self.read(config)
+        dim, heads = read["hidden_size"], read["num_attention_heads"]
+        return {
+            "dim": dim,
+            "num_layers": read["num_hidden_layers"],
+            "tied_embeddings": read["tie_word_embeddings"],
+            "positions": self.positions(config),
+            "attention": {
+                "num_heads": heads,
+                "num_kv_heads": read["num_key_value_heads"],
+                "head_dim": read.get("head_dim", dim // heads),
+                "bias": read["attention_bias"],
+                "dropout": float(read["attention_dropout"]),
+            },
+            "mlp": self.mlp(config),
+            "norm": self.norm(config),
+            "initialization": {"std": read["initializer_range"], "residual": "plain"},
+        }
+
+    def positions(self, config: Mapping[str, Any]) -> Section:
+        """Return the node of the positions.
+
+        Raises:
+            RecipeError: a number of the rotation that no part of ours has.
+        """
+        for key in ("rope_scaling", "rope_parameters"):
+            for name in (config.get(key) or {}).keys() - {*_NUMBERS.values(), *_ROTATION}:
+                problem = f"{config[key][name]!r}, but no part here has it"
+                known = ", ".join([*_ROTATION, *_NUMBERS.values()])
+                raise RecipeError(f"{key}.{name}", problem, f"known are {known}")
+        read = self.read(config)
+        node = {"_target_": ROTARY, "base": float(read["rope_theta"])}
+        scaling = _scaling_here(read["rope_scaling"])
+        return node if scaling is None else node | {"scaling": scaling}
+
+    def mlp(self, config: Mapping[str, Any]) -> Section:
+        """Return the node of the MLP."""
+        read = self.read(config)
+        return {
+            "_target_": MLP,
+            "ffn_dim": read["intermediate_size"],
+            "activation": family.named_here("hidden_act", read["hidden_act"], _ACTIVATIONS),
+            "gated": True,
+            "bias": read.get("mlp_bias", False),
+        }
+
+    def norm(self, config: Mapping[str, Any]) -> Section:
+        """Return what the norms are."""
+        return {"eps": self.read(config)["rms_norm_eps"]}
 
     def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
         return {
@@ -181,6 +250,9 @@ class Olmo(Llama):
         "clip_qkv": _NO_CLIPPING,
     }
 
+    def norm(self, config: Mapping[str, Any]) -> Section:
+        return {"eps": EPS, "center": True, "weight": False}
+
 
 class Olmoe(Llama):
     """Llama with normalized queries and keys, and experts in place of the MLP.
@@ -218,6 +290,28 @@ class Olmoe(Llama):
         "norm_topk_prob": (False, lambda m: m.mlp.renormalize),
         "clip_qkv": _NO_CLIPPING,
     }
+    trained: ClassVar[Mapping[str, Any]] = {**Llama.trained, "router_aux_loss_coef": 0.01}
+    unread = frozenset({"output_router_logits"})
+
+    def section(self, config: Mapping[str, Any]) -> Section:
+        section = super().section(config)
+        section["attention"]["qk_norm"] = SAME_NORM
+        return section
+
+    def mlp(self, config: Mapping[str, Any]) -> Section:
+        read, expert = self.read(config), super().mlp(config)
+        del expert["bias"]
+        return expert | {
+            "_target_": EXPERTS,
+            "num_experts": read["num_experts"],
+            "top_k": read["num_experts_per_tok"],
+            "renormalize": read["norm_topk_prob"],
+            "routing": "learned",
+            "auxiliary_loss": float(read["router_aux_loss_coef"]),
+            "auxiliary_scope": "model",  # as its load_balancing_loss_func, over all layers
+            "z_loss": 0.0,
+            "path": "auto",
+        }
 
     def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
         return super().training(features, context_tokens) | {

@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from components.convert import family
-from components.convert.family import ConfigKeys, Need
+from components.convert.family import ConfigKeys, Need, Section
 from components.convert.features import Features
 from components.convert.links import TensorLink, module
-from components.convert.llama import Llama, is_gated, without
+from components.convert.llama import SAME_NORM, Llama, is_gated, without
 from components.model.mlp import XIELU
 
+INTERLEAVED = "components.model.positions.InterleavedRotary"
 _GATED = Need("mlp", "its MLP is gated and has no bias", is_gated)
 _EACH_HEAD = Need(
     "attention.qk_norm",
@@ -25,6 +26,8 @@ _EACH_HEAD = Need(
 )
 _NORMS = (family.RMS_NORM, family.NO_EMBEDDING_NORM, family.NO_WINDOWS)
 _SHARED = (*_NORMS, family.NO_EXPERTS, family.NO_SCALARS)
+# How wide a window would be, and from which layer on; no window is used.
+_WINDOW = frozenset({"sliding_window", "max_window_layers"})
 _NO_WINDOW: dict[str, Any] = {"use_sliding_window": (False, lambda _: False)}
 
 
@@ -54,12 +57,18 @@ class Olmo2(Llama):
         "rms_norm_eps": (1e-5, lambda m: m.norm.eps),
     }
 
+    def section(self, config: Mapping[str, Any]) -> Section:
+        section = super().section(config)
+        section["attention"]["qk_norm"] = SAME_NORM
+        return section | {"norm_placement": "after"}
+
 
 class Qwen3(Llama):
     """Llama with queries and keys normalized head by head."""
 
     model_type = "qwen3"
     architecture = "Qwen3ForCausalLM"
+    unread = _WINDOW
     needs = (
         _EACH_HEAD,
         family.ROTARY,
@@ -79,6 +88,11 @@ class Qwen3(Llama):
     def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
         return super().stated({"head_dim": 128, **config})
 
+    def section(self, config: Mapping[str, Any]) -> Section:
+        section = super().section(config)
+        section["attention"] |= {"qk_norm": SAME_NORM, "qk_norm_over": "each_head"}
+        return section
+
 
 def _turned(num_layers: int, skip_every: int) -> list[int]:
     return [int((layer + 1) % skip_every != 0) for layer in range(num_layers)]
@@ -89,6 +103,7 @@ class SmolLM3(Llama):
 
     model_type = "smollm3"
     architecture = "SmolLM3ForCausalLM"
+    unread = _WINDOW | {"no_rope_layer_interval"}
     default_base = 2_000_000.0
     needs = (
         Need(
@@ -124,6 +139,12 @@ class SmolLM3(Llama):
         # The list says for each layer whether it rotates; it may be longer than the model.
         turned = read["no_rope_layers"] or _turned(read["num_hidden_layers"], every)
         return read | {"no_rope_layers": turned[: read["num_hidden_layers"]]}
+
+    def positions(self, config: Mapping[str, Any]) -> Section:
+        turned = self.read(config)["no_rope_layers"]
+        # What is not every so many layers is found when the whole is compared.
+        every = turned.index(0) + 1 if 0 in turned else len(turned) + 1
+        return super().positions(config) | {"_target_": INTERLEAVED, "skip_every": every}
 
 
 _NOT_SLOWED = {"rope_type": "default"}

@@ -257,7 +257,7 @@ def test_a_tokenizer_without_an_end_of_document_is_refused_and_told_how_to_name_
     config.write_text("{")
     assert "tokenizer_config.json: cannot be read" in refused(capfd, "name=a", "tokenizer=tok")
     config.write_text('{"eos_token": "e"}')
-    assert "it has to be one of the first or last 64" in refused(
+    assert "it has to be one of the first or last 256" in refused(
         capfd, "name=a", "tokenizer=tok"
     )
 

@@ -1,0 +1,279 @@
+"""torchtitan 0.2.2 (github.com/pytorch/torchtitan, tag v0.2.2): a TOML file, and a module.
+
+Its TOML has the sections of ``JobConfig`` (torchtitan/config/job_config.py). Sizes of a model,
+first weights and schedules are code there, so the module adds one model: its Llama 3 with the
+recipe's sizes, first weights and rates.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from command.actions.emit import Emitted, Unsaid, refuse
+from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Parallelism
+from components.config.schema.types import thaw
+from components.convert.features import Features, read_features
+
+VERSION = "0.2.2"
+NOTES = (
+    "data: torchtitan streams a data set that it knows by name and cuts it as it reads; name "
+    "it in [training] dataset. The recipe's order, shares and held-out text are not said",
+    "guard, watchdog, evaluation, profiler and tracking are not said: torchtitan has its own",
+)
+NO_TOKENIZER = "put the run's tokenizer.json into the folder tokenizer: the recipe names none"
+SCHEDULES = {"Cosine": "cosine", "WarmupStableDecay": "wsd"}
+AS_IS = "torchtitan's Llama 3 has none; such a recipe can only be trained here"
+Sections = dict[str, dict[str, Any]]
+
+
+def write(recipe: Recipe, asked: str) -> Emitted:
+    """Say the recipe.
+
+    Raises:
+        RecipeError: something of it cannot be said; with all of that.
+    """
+    features = read_features(thaw(recipe.model))
+    refuse(f"torchtitan {VERSION}", _unsaid(recipe, features))
+    module = f"recipe_{recipe.name}"
+    start = "PYTHONPATH=. torchrun --nproc_per_node=N -m torchtitan.train --job.config_file {}"
+    return Emitted(
+        files={
+            f"{recipe.name}.toml": _toml(asked, _sections(recipe, module)),
+            f"{module}.py": _module(recipe, features),
+        },
+        start=start.format(f"{recipe.name}.toml"),
+        notes=NOTES if recipe.data.tokenizer_folder != "none" else (*NOTES, NO_TOKENIZER),
+    )
+
+
+def _unsaid(recipe: Recipe, features: Features) -> Iterator[Unsaid]:
+    yield from _unsaid_model(features)
+    yield from _unsaid_training(recipe)
+    yield from _unsaid_layout(recipe.parallelism)
+
+
+def _unsaid_model(m: Features) -> Iterator[Unsaid]:
+    """Compare with torchtitan/models/llama3/model/model.py."""
+    scaling = m.positions.scaling
+    scaled = scaling is None or scaling.kind == "Llama3Scaling"
+    heads = m.attention.num_heads * m.attention.head_dim
+    rms = "RMSNorm with weight"
+    for key, holds, problem, remedy in (
+        ("positions", m.positions.kind == "Rotary", "it rotates in every layer", AS_IS),
+        ("positions.scaling", scaled, "it slows rotations as Llama 3 does", AS_IS),
+        ("norm", m.norm.kind == rms, f"it has {rms}, not {m.norm}", AS_IS),
+        ("norm_placement", m.norm_placement == "before", "it norms what is fed", AS_IS),
+        ("embedding_norm", m.embedding_norm is None, "it has none", AS_IS),
+        ("attention.qk_norm", m.attention.qk_norm is None, "it has none", AS_IS),
+        ("attention.bias", not m.attention.bias, "its maps have none", AS_IS),
+        ("mlp.num_experts", m.mlp.num_experts is None, "it is dense", AS_IS),
+        ("mlp", m.mlp.gated and not m.mlp.bias, "it is gated and has no bias", AS_IS),
+        ("mlp.activation", m.mlp.activation == "silu", "it has silu", AS_IS),
+        ("tied_embeddings", not m.tied_embeddings, "it ties nothing", _set("tied_embeddings")),
+        ("attention.head_dim", heads == m.dim, "its heads divide the width", _set("head_dim")),
+        ("dropout", not m.dropout, "it has none", _set("dropout", "0.0")),
+        (
+            "attention.dropout",
+            not m.attention.dropout,
+            "it has none",
+            _set("attention.dropout", "0.0"),
+        ),
+    ):
+        if not holds:
+            yield Unsaid(f"model.{key}", problem, remedy)
+
+
+def _set(key: str, value: str = "") -> str:
+    match key:
+        case "head_dim":
+            return "set model.attention.head_dim to model.dim / num_heads"
+        case "tied_embeddings":
+            return "set model.tied_embeddings=false"
+        case _:
+            return f"set model.{key}={value}"
+
+
+def _unsaid_training(recipe: Recipe) -> Iterator[Unsaid]:
+    adam, schedule, precision = recipe.optimizer, recipe.schedule, recipe.precision
+    kind, rates = _kind(adam["_target_"]), _kind(schedule["_target_"])
+    is_adam = kind == "AdamW"
+    decayed = not is_adam or adam["decay"] == "all" or not adam["weight_decay"]
+    shape = schedule.get("decay_shape", "linear") != "exponential"
+    for key, holds, problem, remedy in (
+        ("optimizer", is_adam, f"it has AdamW, not {kind}", "set optimizer=adamw"),
+        ("optimizer.decay", decayed, "it decays norms, too", "set optimizer.decay=all"),
+        (
+            "optimizer.decay_order",
+            adam.get("decay_order") != "after",
+            "it decays before the update",
+            "set optimizer.decay_order=before",
+        ),
+        (
+            "optimizer.clip_after_tokens",
+            not adam.get("clip_after_tokens"),
+            "it clips from the first step on",
+            "set optimizer.clip_after_tokens=0",
+        ),
+        ("schedule", rates in SCHEDULES, f"{rates} is not written", "set schedule=cosine"),
+        ("schedule.decay_shape", shape, "it is not written", "set schedule.decay_shape=linear"),
+        (
+            "budget.ramp_up",
+            isinstance(recipe.budget.ramp_up, str),
+            "its batch is constant",
+            "set budget.ramp_up=none",
+        ),
+        (
+            "precision.compute",
+            precision.compute in {"bfloat16", "float32"},
+            f"it has bfloat16 and float32, not {precision.compute}",
+            "set precision.compute=bfloat16",
+        ),
+        (
+            "precision.reduce",
+            precision.reduce == precision.accumulate == "float32",
+            "it adds gradients in float32",
+            "set precision.reduce=float32 precision.accumulate=float32",
+        ),
+        (
+            "data.document_mask",
+            not recipe.data.document_mask,
+            "it finds documents by its own end of text",
+            "set data.document_mask=false",
+        ),
+        (
+            "model.init_from",
+            recipe.model["init_from"] == "none",
+            "weights to begin with are not written",
+            "set model.init_from=none, and name them in [checkpoint] by hand",
+        ),
+    ):
+        if not holds:
+            yield Unsaid(key, problem, remedy)
+
+
+def _unsaid_layout(p: Parallelism) -> Iterator[Unsaid]:
+    copies, alone = p.zero == 0 and p.data > 1, p.tensor == p.context == 1
+    for key, holds, problem, remedy in (
+        ("engine", p.engine == "mesh", "it has FSDP alone", "mesh"),
+        ("zero", p.zero != 1 or p.data == 1, "FSDP shards gradients, too", "2"),
+        ("zero", not copies or alone, "whole copies go with no other axis there", "2"),
+        ("pipeline", p.pipeline == 1, "stages are not written", "1"),
+        ("expert", p.expert == 1, "its Llama has no experts", "1"),
+        ("sequence_parallel", p.tensor == 1 or p.sequence_parallel, "it always is", "true"),
+        ("recompute", isinstance(p.recompute, str), "parts are not named there", "selective"),
+        ("gc_every_steps", p.gc_every_steps != "never", "it collects itself", "50"),
+        ("offload_optimizer", not p.offload_optimizer, "it offloads weights, too", "false"),
+    ):
+        if not holds:
+            yield Unsaid(f"parallelism.{key}", problem, f"set parallelism.{key}={remedy}")
+
+
+def _kind(target: str) -> str:
+    return target.rpartition(".")[2]
+
+
+def _sections(recipe: Recipe, module: str) -> Sections:
+    """Name every key that the recipe decides, in the sections of ``JobConfig``."""
+    adam, budget, degrees = recipe.optimizer, recipe.budget, recipe.parallelism
+    folder = recipe.data.tokenizer_folder
+    samples = budget.global_batch_tokens // budget.sequence_length
+    return {
+        "job": {"description": recipe.why, "dump_folder": "outputs"},
+        "experimental": {"custom_import": module},
+        "model": {
+            "name": recipe.name,
+            "flavor": recipe.name,
+            "hf_assets_path": "tokenizer" if folder == "none" else str(Path(folder).resolve()),
+        },
+        "optimizer": {
+            "name": "AdamW",
+            **{key: adam[key] for key in ("lr", "beta1", "beta2", "eps", "weight_decay")},
+        },
+        "training": {
+            "seq_len": budget.sequence_length,
+            "local_batch_size": degrees.microbatch_sequences,
+            "global_batch_size": samples,
+            "steps": recipe.derived.steps,
+            "max_norm": adam["clip_norm"],
+            "dtype": "float32",
+            "mixed_precision_param": recipe.precision.compute,
+            "mixed_precision_reduce": "float32",
+            "gc_freq": degrees.gc_every_steps,
+        },
+        "parallelism": _degrees(degrees),
+        "activation_checkpoint": _recomputed(degrees),
+        "compile": {"enable": degrees.compile != "none", "components": ["model"]},
+        "checkpoint": {
+            "enable": True,
+            "interval": max(1, recipe.checkpoint.every_tokens // budget.global_batch_tokens),
+        },
+        "debug": {"seed": budget.seed},
+    }
+
+
+def _degrees(p: Parallelism) -> dict[str, Any]:
+    """ZeRO 0 keeps a copy a rank; 2 keeps gathered weights for the backward pass, 3 not."""
+    shard = p.data_shard if p.zero else 1
+    return {
+        "data_parallel_replicate_degree": p.data // shard,
+        "data_parallel_shard_degree": shard,
+        "fsdp_reshard_after_forward": "always" if p.zero == 3 else "never",
+        "tensor_parallel_degree": p.tensor,
+        "context_parallel_degree": p.context,
+    }
+
+
+def _recomputed(p: Parallelism) -> dict[str, Any]:
+    every = {"selective_ac_option": str(p.recompute_every)}
+    match p.recompute:
+        case "full" if p.recompute_every > 1:
+            return {"mode": "selective"} | every
+        case "selective":
+            return {"mode": "selective", "selective_ac_option": "op"}
+        case mode:
+            return {"mode": mode}
+
+
+def _toml(asked: str, sections: Sections) -> str:
+    words = " ".join(asked.split())  # a comment is one line
+    lines = [f"# Written for torchtitan {VERSION} by `python run.py {words}`."]
+    for name, keys in sections.items():
+        lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: object) -> str:
+    """TOML writes words, lists and truth as JSON does, and digits as Python."""
+    return repr(value) if type(value) is float else json.dumps(value, ensure_ascii=False)
+
+
+def _module(recipe: Recipe, features: Features) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Python, no page; names are of letters, the rest are numbers
+    )
+    first = features.initialization
+    layers = 2 * features.num_layers if first["residual"] == "scaled" else 1
+    return environment.get_template("torchtitan.py.j2").render(
+        version=VERSION,
+        name=recipe.name,
+        m=features,
+        scaling=features.positions.scaling,
+        # Its width is multiple_of x ceil(int(multiplier x int(8 dim / 3)) / multiple_of).
+        multiplier=features.mlp.ffn_dim / (16 * features.dim / 3),
+        length=recipe.budget.sequence_length,
+        std=first["std"],
+        residual_std=first["std"] / layers**0.5,
+        padding_row=first.get("padding_row"),
+        kind=SCHEDULES[_kind(recipe.schedule["_target_"])],
+        rates=recipe.schedule,
+        step_tokens=recipe.budget.global_batch_tokens,
+    )

@@ -1,0 +1,172 @@
+# ruff: noqa: N999 (the stem is what action= takes)
+"""Write a recipe of the model that a ``config.json`` of Hugging Face describes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from command.actions.new import called, check_trusted, find_place, read_text, rounded
+from command.arguments import Arguments
+from command.compose import compose_defaults, compose_group
+from command.new_recipe import material, page
+from command.new_recipe.material import GivenText, GivenTokenizer
+from command.new_recipe.sizes import LONGEST, Sizes, size_budget
+from components.config.schema.types import thaw
+from components.convert import config_json
+from components.convert.config_json import ImportedModel
+from components.convert.llama import SAME_NORM
+from components.errors import RecipeError
+from components.terminal import say, tell
+
+WEIGHTS = "*.safetensors"
+ROWS = ("vocab_size", "padded_vocab_size")
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What goes into the page; ``model`` is the whole section, with references."""
+
+    name: str
+    file: Path
+    imported: ImportedModel
+    model: Tree
+    text: GivenText | None
+    tokenizer: GivenTokenizer | None
+    pieces: int
+    bytes_per_token: float
+    sizes: Sizes
+
+
+def run(arguments: Arguments) -> None:
+    """Write ``recipes/NAME.yaml``, or ``file=``, if it composes to the model of the file."""
+    request = _read_request(arguments)
+    imported = request.imported
+    folder = imported.file.parent
+    check_trusted(
+        request.file,
+        text=request.text,
+        tokenizer=request.tokenizer,
+        weights=folder if arguments.weights else None,
+    )
+
+    def check(written: Path) -> None:
+        config_json.check_same(imported, thaw(page.check_composes(written).model))
+
+    page.write(request.file, _fill(request, arguments), check)
+    for remark in imported.remarks:
+        say(f"note: {remark}")
+    recipe = called(request.name, request.file)
+    say(
+        f"{imported.family.architecture}, {request.sizes.parameters:,} parameters; a miniature "
+        f"trains here: python run.py recipe={recipe}"
+    )
+    tell(str(request.file))
+
+
+def _read_request(arguments: Arguments) -> _Request:
+    if (folder := arguments.folder) is None:
+        remedy = "write folder=FOLDER, of a model in the form of Hugging Face"
+        raise RecipeError("folder", "no folder is named", remedy)
+    name, file = find_place(arguments)
+    imported = config_json.read_config(folder)
+    if arguments.weights and not any(folder.glob(WEIGHTS)):
+        problem = f"{folder} holds no {WEIGHTS}, and nothing else is read"
+        raise RecipeError("weights", problem, "fetch them, or leave weights= out")
+    text, tokenizer = read_text(arguments), _read_tokenizer(arguments, folder)
+    rows = dict.fromkeys(ROWS, imported.vocab_size)
+    model = _overlaid(compose_defaults()["model"], imported.section | rows)
+    sizes = size_budget(
+        _resolved(model),
+        text_tokens=None,
+        longest=imported.context_tokens or LONGEST,
+    )
+    num_bytes = text.num_bytes if text else page.LIBRARY_BYTES
+    trained = min(material.trained_pieces(num_bytes, sizes.parameters), imported.vocab_size)
+    pieces = tokenizer.pieces if tokenizer else trained
+    per_token = material.bytes_per_token(text, tokenizer, pieces)
+    if text is not None:
+        longest, tokens = sizes.sequence_length, int(num_bytes / per_token)
+        sizes = size_budget(_resolved(model), text_tokens=tokens, longest=longest)
+    return _Request(
+        name=name,
+        file=file,
+        imported=imported,
+        model=model,
+        text=text,
+        tokenizer=tokenizer,
+        pieces=pieces,
+        bytes_per_token=per_token,
+        sizes=sizes,
+    )
+
+
+def _read_tokenizer(arguments: Arguments, folder: Path) -> GivenTokenizer | None:
+    """Read that of the folder, unless another is named, or one is to be trained."""
+    has_one = (folder / material.FILE).is_file()
+    words = arguments.choices.get("tokenizer", str(folder) if has_one else material.TRAIN)
+    return (
+        None if words == material.TRAIN else material.read_tokenizer(Path(words).expanduser())
+    )
+
+
+def _fill(request: _Request, arguments: Arguments) -> str:
+    imported, sizes = request.imported, request.sizes
+    base = compose_group("model", page.FAMILY["model"])
+    model = _said(base, request.model, imported.section | dict.fromkeys(ROWS))
+    if arguments.weights:
+        model["init_from"] = material.as_written(imported.file.parent)
+    why = f"{rounded(sizes.parameters)} of {imported.family.architecture}"
+    return page.render(
+        "imported.yaml.j2",
+        arguments,
+        name=request.name,
+        why=f"{why}, as the config.json of {imported.file.resolve().parent.name} has it.",
+        recipe=called(request.name, request.file),
+        model=model,
+        sizes=sizes,
+        lr=page.round_rate(sizes.lr),
+        schedule=page.cosine(sizes),
+        context_tokens=imported.context_tokens,
+        **page.said_of_data(
+            request.text, request.tokenizer, request.pieces, request.bytes_per_token
+        ),
+    )
+
+
+def _overlaid(below: Tree, above: Tree) -> Tree:
+    return {**below} | {
+        key: _overlaid(below.get(key) or {}, value) if isinstance(value, dict) else value
+        for key, value in above.items()
+    }
+
+
+def _resolved(model: Tree) -> Tree:
+    """Put the norm where it is referred to."""
+
+    def put(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: put(item) for key, item in value.items()}
+        return model["norm"] if value == SAME_NORM else value
+
+    resolved: Tree = put(model)
+    return resolved
+
+
+def _said(base: Mapping[str, Any], model: Tree, stated: Mapping[str, Any]) -> Tree:
+    """Return what a recipe on top of ``base`` says: all that is stated, and what is other.
+
+    A part of another class takes the place of that of ``base``.
+    """
+    if base.get("_target_") != model.get("_target_") or base.keys() - model.keys():
+        return {"_replace_": True, **model}
+    said: Tree = {}
+    for key, value in model.items():
+        below = base.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            if inner := _said(below, value, stated.get(key) or {}):
+                said[key] = inner
+        elif key in stated or below != value:
+            said[key] = value
+    return said

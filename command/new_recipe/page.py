@@ -1,0 +1,135 @@
+"""The page of a recipe that is written for a user: filled, checked where it will lie, kept."""
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from command.arguments import Arguments
+from command.compose import compose_recipe
+from command.new_recipe import material
+from command.new_recipe.material import GivenText, GivenTokenizer
+from command.new_recipe.sizes import Sizes
+from components.config.schema.recipe import Recipe
+from components.data.files import create_atomically
+from components.errors import RecipeError
+
+HERE = Path(__file__).parent
+FAMILY: Mapping[str, str] = yaml.safe_load((HERE / "family.yaml").read_text("utf-8"))
+LIBRARY_BYTES = 12_000_000  # of Python's source and documentation, which stand in for text
+MOST_SAMPLE_BYTES = 100_000_000  # of each source, for a tokenizer: more changes few pieces
+Tree = Mapping[str, Any]
+
+
+def render(template: str, arguments: Arguments, **said: object) -> str:
+    """Fill a page of ``command/new_recipe``."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # YAML, no page; what comes from users is quoted or on one line
+    )
+    environment.filters |= {"yaml": in_line, "key": _as_key}
+    asked = " ".join(f"python run.py {shlex.join(arguments.words)}".split())
+    return environment.get_template(template).render(
+        family=FAMILY, asked=asked, action=arguments.action, **said
+    )
+
+
+def said_of_data(
+    text: GivenText | None, tokenizer: GivenTokenizer | None, pieces: int, per_token: float
+) -> Tree:
+    """Give what the part of a page needs that is about text and tokenizer."""
+    num_bytes = text.num_bytes if text else LIBRARY_BYTES
+    return {
+        "tokenizer": tokenizer,
+        "folder": material.as_written(tokenizer.folder) if tokenizer else None,
+        "pieces": pieces,
+        "most_pieces": material.MOST_PIECES,
+        "bytes_of_a_piece": material.BYTES_OF_A_PIECE,
+        "parameters_of_a_piece": material.PARAMETERS_OF_A_PIECE,
+        "bytes_per_token": per_token,
+        "num_bytes": num_bytes,
+        "text_tokens": int(num_bytes / per_token),
+        "most_sample_bytes": MOST_SAMPLE_BYTES,
+        "sources": text.sources if text else {},
+    }
+
+
+def in_line(value: Any) -> str:
+    """Write a value as one line of YAML, as recipes are written by hand."""
+    match value:
+        case dict():
+            items = (f"{_as_key(key)}: {in_line(item)}" for key, item in value.items())
+            return f"{{{', '.join(items)}}}"
+        case bool() | str() | None:
+            return json.dumps(value, ensure_ascii=False)
+        case int():
+            return f"{value:_}"
+        case float():
+            return _as_float(value)
+        case _:
+            return f"[{', '.join(map(in_line, value))}]"
+
+
+def _as_float(value: float) -> str:
+    """Write every digit, in a form that YAML reads as a number."""
+    mantissa, exponential, exponent = repr(value).partition("e")
+    if not exponential:
+        return mantissa
+    dot = "" if "." in mantissa else ".0"
+    return f"{mantissa}{dot}e{int(exponent):+d}"
+
+
+def _as_key(name: str) -> str:
+    """Quote a name that YAML would read as another thing than text."""
+    return name if yaml.safe_load(name) == name else f'"{name}"'
+
+
+def round_rate(lr: float) -> float:
+    """Keep two digits: a rule gives no more."""
+    return float(f"{lr:.1e}")
+
+
+def cosine(sizes: Sizes) -> Tree:
+    """Give the keys of a cosine as long as the budget, down to a tenth."""
+    lengths = {"total_tokens": sizes.total_tokens, "warmup_tokens": sizes.warmup_tokens}
+    return {**lengths, "warmup_from": 0.0, "start": 1.0, "end": 0.1}
+
+
+def write(file: Path, page: str, check: Callable[[Path], object]) -> None:
+    """Write the page beside its place; if it passes the check there, it takes the place.
+
+    Raises:
+        RecipeError: what is wrong with it, or that a file is there.
+    """
+    folder = file.parent
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with create_atomically(file, page.encode()) as unnamed:
+            check(unnamed)
+    except FileExistsError:
+        raise exists(file) from None
+    except RecipeError:
+        if made:
+            folder.rmdir()
+        raise
+
+
+def check_composes(file: Path) -> Recipe:
+    """Compose a recipe as it would train here, or raise a RecipeError."""
+    chosen = {"cluster": "local", "scale": "full"}
+    return compose_recipe(Arguments(words=(), recipe=str(file), choices=chosen), anywhere=True)
+
+
+def exists(file: Path) -> RecipeError:
+    """Describe that nothing is written over a file."""
+    return RecipeError("file", f"{file} is there already", "choose another name, or remove it")

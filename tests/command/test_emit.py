@@ -1,0 +1,190 @@
+"""``action=emit`` says a recipe to another trainer, or says what of it cannot be said."""
+
+import ast
+import json
+import math
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from command.main import main
+from components.build import build
+from components.config.schema.recipe import Recipe
+from components.config.schema.types import thaw
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "torchtitan"
+KINDS = {"int": int, "bool": bool, "str": str, "float": (float, int)}
+# A recipe of Llama's parts whose every key torchtitan can say.
+SAID = [
+    *("recipe=playbook1b", "model.tied_embeddings=false", "parallelism.zero=2"),
+    *("parallelism.data=auto", "scale=full"),
+]
+EIGHT = ("cluster=hopper", "parallelism.data=8")
+
+
+def said(*words: str) -> list[str]:
+    """Put these words in the place of those of the recipe that can be said."""
+    named = {word.partition("=")[0] for word in words}
+    return [*words, *(word for word in SAID if word.partition("=")[0] not in named)]
+
+
+def emit(folder: Path, *words: str) -> Path:
+    assert main(["action=emit", f"file={folder}", *said(*words)]) == 0
+    return folder
+
+
+def composed(*words: str) -> Recipe:
+    return compose_recipe(read_point(said(*words)))
+
+
+def rate_of(folder: Path) -> Callable[[int], float]:
+    """Take the one function of the module that needs no torchtitan."""
+    (file,) = folder.glob("recipe_*.py")
+    functions = [
+        node
+        for node in ast.parse(file.read_text("utf-8")).body
+        if isinstance(node, ast.FunctionDef) and node.name == "rate"
+    ]
+    scope: dict[str, Any] = {"math": math}
+    exec(compile(ast.Module(functions, []), str(file), "exec"), scope)
+    rate: Callable[[int], float] = scope["rate"]
+    return rate
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("parallelism.recompute=full", "parallelism.recompute_every=2"),
+        ("parallelism.recompute=selective", "parallelism.compile=layers"),
+        ("precision.compute=float32", "data.tokenizer_folder=tokens"),
+    ],
+)
+def test_every_key_is_one_of_its_configuration_and_has_a_value_of_its_kind(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = emit(tmp_path / "out", *words)
+    known = json.loads((DATA / "job_config.json").read_text("utf-8"))
+    tree = tomllib.loads((folder / "playbook1b.toml").read_text("utf-8"))
+    for section, keys in tree.items():
+        for key, value in keys.items():
+            kind = known[section][key]
+            if kind.startswith("typing.Literal"):
+                assert f"'{value}'" in kind, key
+            elif kind in KINDS:
+                assert isinstance(value, KINDS[kind]), key
+            else:
+                assert type(value).__name__ in kind, key
+
+
+def test_numbers_are_those_of_the_recipe(tmp_path: Path) -> None:
+    folder = emit(tmp_path / "out", "parallelism.zero=3", *EIGHT)
+    tree = tomllib.loads((folder / "playbook1b.toml").read_text("utf-8"))
+    training, degrees = tree["training"], tree["parallelism"]
+    assert training["global_batch_size"] * training["seq_len"] == 1_048_576
+    assert training["steps"] == 4
+    assert degrees["data_parallel_shard_degree"] == 8
+    assert degrees["data_parallel_replicate_degree"] == 1
+    assert degrees["fsdp_reshard_after_forward"] == "always"
+    assert tree["optimizer"]["weight_decay"] == 0.01
+    assert tree["debug"]["seed"] == 42
+
+
+WSD = ("schedule=wsd", "schedule.decay_tokens=4_194_304")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("schedule.warmup_tokens=0",),
+        WSD,
+        (*WSD, "schedule.decay_shape=1-sqrt"),
+        (*WSD, "schedule.decay_shape=cosine", "schedule.warmup_from=0.1"),
+    ],
+)
+def test_every_step_has_the_rate_of_the_recipe(words: tuple[str, ...], tmp_path: Path) -> None:
+    rate = rate_of(emit(tmp_path / "out", *words))
+    recipe = composed(*words)
+    ours = build(thaw(recipe.schedule), "schedule")
+    for step in range(20):
+        tokens = step * recipe.budget.global_batch_tokens
+        assert rate(step) == pytest.approx(ours(tokens), rel=1e-15, abs=0.0)
+
+
+def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str:
+    assert main(["action=emit", f"file={folder}", *words]) == 2
+    assert not folder.exists()
+    return capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "remedy"),
+    [
+        (("model.tied_embeddings=true",), "model.tied_embeddings", "tied_embeddings=false"),
+        (("model.attention.head_dim=32",), "model.attention.head_dim", "model.dim / num_heads"),
+        (("model.attention.bias=true",), "model.attention.bias", "can only be trained here"),
+        (("model.mlp.activation=gelu",), "model.mlp.activation", "can only be trained here"),
+        (("model.dropout=0.1",), "model.dropout", "set model.dropout=0.0"),
+        (("model.attention.dropout=0.1",), "model.attention.dropout", "dropout=0.0"),
+        (("optimizer.decay=matrices",), "optimizer.decay", "set optimizer.decay=all"),
+        (("optimizer.decay_order=after",), "optimizer.decay_order", "decay_order=before"),
+        (("optimizer.clip_after_tokens=9",), "optimizer.clip_after_tokens", "_tokens=0"),
+        ((*WSD, "schedule.decay_shape=exponential"), "schedule.decay_shape", "=linear"),
+        (("precision=fp16",), "precision.compute", "set precision.compute=bfloat16"),
+        (("data.document_mask=true",), "data.document_mask", "data.document_mask=false"),
+        (("model.init_from=weights",), "model.init_from", "set model.init_from=none"),
+        (("parallelism.gc_every_steps=never",), "parallelism.gc_every_steps", "=50"),
+        (("parallelism.recompute=[mlp]",), "parallelism.recompute", "recompute=selective"),
+        (
+            (*EIGHT, "parallelism.zero=1"),
+            "parallelism.zero: FSDP shards gradients, too",
+            "set parallelism.zero=2",
+        ),
+        (
+            (
+                *(*EIGHT, "parallelism.zero=0", "parallelism.tensor=2"),
+                "parallelism.sequence_parallel=true",
+            ),
+            "parallelism.zero: whole copies go with no other axis",
+            "set parallelism.zero=2",
+        ),
+        (
+            (*EIGHT, "parallelism.tensor=2"),
+            "parallelism.sequence_parallel",
+            "sequence_parallel=true",
+        ),
+        (
+            (*EIGHT, "parallelism.pipeline=2"),
+            "parallelism.pipeline",
+            "pipeline=1",
+        ),
+    ],
+)
+def test_what_it_cannot_say_is_refused_by_its_key_with_what_it_can(
+    words: tuple[str, ...], key: str, remedy: str, tmp_path: Path, capfd: Any
+) -> None:
+    err = refused(capfd, tmp_path / "out", *said(*words))
+    assert "torchtitan 0.2.2 cannot say this recipe" in err
+    assert f"\n  {key}" in err
+    assert remedy in err
+
+
+def test_another_family_is_refused_with_all_that_it_lacks(tmp_path: Path, capfd: Any) -> None:
+    err = refused(capfd, tmp_path / "out", "recipe=bloom7b1", "scale=full")
+    for key in ("positions", "norm", "embedding_norm", "attention.bias", "mlp", "tied_emb"):
+        assert f"\n  model.{key}" in err
+
+
+def test_nothing_is_written_over_and_a_folder_is_named(tmp_path: Path, capfd: Any) -> None:
+    folder = emit(tmp_path / "out")
+    assert "put the run's tokenizer.json" in capfd.readouterr().err
+    assert main(["action=emit", *SAID, f"file={folder}"]) == 2
+    assert "out exists" in capfd.readouterr().err
+    assert main(["action=emit", *SAID]) == 2
+    assert "file: no folder is named" in capfd.readouterr().err

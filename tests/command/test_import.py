@@ -1,0 +1,227 @@
+"""``action=import`` writes a recipe of exactly the model that a ``config.json`` describes."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
+
+import pytest
+import torch
+import yaml
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from command.main import main
+from components.config.schema.recipe import Recipe
+from tests.command.test_new import save_tokenizer, write_texts
+
+PUBLISHED = Path(__file__).resolve().parents[1] / "data" / "hugging_face"
+FILES = sorted(file.stem for file in PUBLISHED.glob("*.json"))
+Config = dict[str, Any]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder; a clone's recipes lie in it, too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("command.actions.new.ROOT", tmp_path)
+    return tmp_path
+
+
+def published(name: str) -> Config:
+    config: Config = json.loads((PUBLISHED / f"{name}.json").read_text("utf-8"))
+    return config
+
+
+def put(home: Path, config: Config) -> None:
+    (home / "hf").mkdir(exist_ok=True)
+    (home / "hf" / "config.json").write_text(json.dumps(config), "utf-8")
+
+
+def imported(*words: str) -> None:
+    assert main(["action=import", "folder=hf", "name=mine", *words]) == 0
+
+
+def composed(*words: str) -> Recipe:
+    return compose_recipe(read_point(["recipe=recipes/mine.yaml", *words]))
+
+
+def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    before = sorted(Path.cwd().rglob("*"))
+    assert main(["action=import", "folder=hf", "name=mine", *words]) == 2
+    assert sorted(Path.cwd().rglob("*")) == before
+    return capfd.readouterr().err
+
+
+def parameters_of_the_class(config: Config) -> int:
+    """Build the class of ``transformers`` that such a file stands for, without storage."""
+    kind = {key: value for key, value in config.items() if key != "model_type"}
+    made = AutoConfig.for_model(config["model_type"], **kind)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(made)
+    count: int = model.num_parameters()
+    return count
+
+
+@pytest.mark.quick("llama3_2_1b", "qwen3_0_6b", "gpt2", "smollm3_3b")
+@pytest.mark.parametrize("name", FILES)
+def test_a_published_file_becomes_a_recipe_with_the_parameters_of_its_class(
+    name: str, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = published(name)
+    put(home, config)
+    imported()
+    out, err = capfd.readouterr()
+    assert out == f"{home / 'recipes' / 'mine.yaml'}\n"
+    recipe = composed("scale=full")
+    total = parameters_of_the_class(config)
+    assert recipe.derived.parameters.total == total
+    assert f"{config['architectures'][0]}, {total:,} parameters" in err
+    assert recipe.shape.padded_vocab_size == config["vocab_size"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FILES)
+def test_its_miniature_trains(name: str, home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    put(home, published(name))
+    imported()
+    words = ["budget.total_tokens=40_960", "run=run", "evaluation.every_tokens=40_960"]
+    assert main(["recipe=recipes/mine.yaml", *words]) == 0
+    results = json.loads((home / "run" / "results.json").read_text("utf-8"))
+    assert results["loss"] < results["held_out"]["unigram"] + 3
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_what_the_file_does_not_say_is_assumed_with_its_reason(home: Path) -> None:
+    put(home, published("llama3_2_1b"))
+    imported()
+    recipe = composed("scale=full")
+    assert recipe.scale.shrink == "none"
+    assert recipe.budget.sequence_length == 2_048
+    tokens = recipe.budget.total_tokens
+    assert 0.99 < tokens / (20 * recipe.derived.parameters.total) <= 1
+    for name, value in {
+        "total_tokens": tokens,
+        "global_batch_tokens": recipe.budget.global_batch_tokens,
+        "sequence_length": 2_048,
+        "seed": 1,
+        "tokenizer": recipe.tokenizer["vocab_size"],
+    }.items():
+        assert recipe.assumed[name].value == value
+    assert "arXiv 2203.15556" in recipe.assumed["total_tokens"].reason
+    assert "131,072" in recipe.assumed["sequence_length"].reason
+    assert not recipe.published
+    assert recipe.model["init_from"] == "none"
+
+
+def test_at_home_is_a_miniature_and_not_billions_of_parameters(home: Path) -> None:
+    put(home, published("qwen3_8b"))
+    imported()
+    assert composed().derived.parameters.total < 20e6
+
+
+def test_text_and_the_tokenizer_of_the_folder_are_taken(home: Path) -> None:
+    put(home, published("gpt2"))
+    write_texts(home / "texts")
+    engine = save_tokenizer(home / "hf")
+    imported("data=texts/*.txt")
+    recipe = composed("scale=full")
+    assert recipe.data.tokenizer_folder == "hf"
+    assert recipe.tokenizer["vocab_size"] == engine.get_vocab_size()
+    assert recipe.shape.vocab_size == 50_257
+    assert recipe.data.sources["text"].files == ("texts/*.txt",)
+    assert recipe.budget.total_tokens < 100_000  # the text, four times
+    assert recipe.assumed["text"].value == "texts/*.txt"
+    assert "tokenizer" not in recipe.assumed
+    (home / "recipes" / "mine.yaml").unlink()
+    imported("tokenizer=train")
+    assert composed("scale=full").data.tokenizer_folder == "none"
+
+
+def test_weights_are_begun_with_where_they_are_asked_for_and_there(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    put(home, published("olmo2_1b"))
+    assert "hf holds no *.safetensors" in refused(capfd, "weights=true")
+    (home / "hf" / "model.safetensors").touch()
+    imported("weights=true")
+    assert composed("scale=full").model["init_from"] == "hf"
+
+
+def test_learned_positions_bound_the_sequence(home: Path) -> None:
+    put(home, published("gpt2") | {"n_positions": 384})
+    imported()
+    recipe = composed("scale=full")
+    assert recipe.budget.sequence_length == 256
+    assert recipe.shape.positions.num_positions == 384
+
+
+def test_code_of_a_folder_is_not_followed_and_that_is_said(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = {"auto_map": {"AutoModelForCausalLM": "modeling_mine.Mine"}}
+    put(home, published("llama3_2_1b") | code)
+    (home / "hf" / "modeling_mine.py").write_text("raise SystemExit('it ran')")
+    imported()
+    assert "auto_map in hf/config.json is not followed" in capfd.readouterr().err
+    page = (home / "recipes" / "mine.yaml").read_text("utf-8")
+    assert "modeling_mine" not in page
+
+
+def test_older_and_newer_spellings_are_the_same_model(home: Path) -> None:
+    config = published("llama3_2_1b")
+    scaling = config.pop("rope_scaling")
+    put(home, config | {"rope_parameters": scaling | {"rope_theta": config.pop("rope_theta")}})
+    imported()
+    newer = yaml.safe_load((home / "recipes" / "mine.yaml").read_text("utf-8"))
+    put(home, published("llama3_2_1b"))
+    (home / "recipes" / "mine.yaml").unlink()
+    imported()
+    older = yaml.safe_load((home / "recipes" / "mine.yaml").read_text("utf-8"))
+    assert newer == older
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("qwen3_0_6b", {"use_sliding_window": True}, "use_sliding_window: True, but a recipe"),
+        (
+            "gpt2",
+            {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx: ",
+        ),
+        ("olmo_1b", {"clip_qkv": 8.0}, "clip_qkv: 8.0, but a recipe of this kind has None"),
+        ("smollm3_3b", {"no_rope_layers": [1, 0, 1, 1] * 9}, "no_rope_layers: [1, 0, 1, 1, "),
+        ("llama3_2_1b", {"num_key_value_heads": 5}, "num_kv_heads: 5 does not divide"),
+    ],
+)
+def test_a_model_that_no_part_here_computes_is_refused_by_key_and_value(
+    name: str, change: Config, said: str, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    put(home, published(name) | change)
+    assert said in refused(capfd)
+
+
+def test_a_folder_without_the_file_or_none_at_all_is_refused(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert "hf/config.json: cannot be read" in refused(capfd)
+    assert main(["action=import", "name=mine"]) == 2
+    assert "folder: no folder is named" in capfd.readouterr().err
+    put(home, {})
+    assert "model_type: None is none of the families" in refused(capfd)
+    assert "an imported recipe says the rest itself" in refused(capfd, "budget.seed=3")
+
+
+def test_data_elsewhere_needs_a_recipe_in_a_place_of_ones_own(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("scratch")
+    put(elsewhere, published("olmo2_1b"))
+    (elsewhere / "hf" / "model.safetensors").touch()
+    words = [f"folder={elsewhere / 'hf'}", "name=mine", "weights=true", "file=mine.yaml"]
+    assert main(["action=import", *words]) == 2
+    assert "is in no place of your own" in capfd.readouterr().err

@@ -1,0 +1,115 @@
+"""Whatever we export is understood again, and what is not understood is refused by its key."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command.compose import compose_defaults
+from components.convert.config_json import check_same, read_config
+from components.convert.family import all_families, choose_family
+from components.convert.features import read_features
+from components.convert.folder import make_config
+from components.convert.llama import SAME_NORM
+from components.errors import RecipeError
+from tests.components.convert.conftest import Section
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "hugging_face"
+LLAMA, SMOLLM3 = "llama3_2_1b", "smollm3_3b"
+Config = dict[str, Any]
+
+
+def put(folder: Path, config: Config) -> Path:
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return folder
+
+
+def published(name: str) -> Config:
+    config: Config = json.loads((PUBLISHED / f"{name}.json").read_text("utf-8"))
+    return config
+
+
+def overlaid(below: Section, above: Section) -> Section:
+    return {**below} | {
+        key: overlaid(below.get(key) or {}, value) if isinstance(value, dict) else value
+        for key, value in above.items()
+    }
+
+
+def resolved(section: Section, norm: Section) -> Section:
+    return {
+        key: resolved(value, norm)
+        if isinstance(value, dict)
+        else (norm if value == SAME_NORM else value)
+        for key, value in section.items()
+    }
+
+
+def test_what_is_exported_is_imported_again(section: Section, tmp_path: Path) -> None:
+    features = read_features(section)
+    family = choose_family(features)
+    rows = features.vocab_size
+    config = make_config(
+        family, features, rows=rows, context_tokens=24, ids={"eos_token_id": 0}, dtype="float32"
+    )
+    found = read_config(put(tmp_path, config))
+    assert found.family is family
+    assert found.vocab_size == rows
+    assert found.context_tokens in {24, 29, None}  # learned positions; linear biases
+    whole = overlaid(compose_defaults()["model"], found.section)
+    whole |= {"vocab_size": rows, "padded_vocab_size": features.padded_vocab_size}
+    whole = resolved(whole, whole["norm"])
+    check_same(found, whole)
+    again = read_features(whole)
+    std = again.initialization["std"]
+    assert std == features.initialization["std"]
+    assert again.model_copy(update={"initialization": features.initialization}) == features
+
+
+def test_every_family_has_a_published_file_among_the_tests() -> None:
+    known = {published(file.stem)["model_type"] for file in PUBLISHED.glob("*.json")}
+    assert known == {family.model_type for family in all_families()}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        (LLAMA, {"model_type": "mamba"}, "model_type: 'mamba' is none of the families"),
+        (LLAMA, {"model_type": 7}, "model_type: 7 is none of the families"),
+        (LLAMA, {"logit_scale": 0.5}, "logit_scale: 0.5, but no LlamaForCausalLM here has it"),
+        (LLAMA, {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: ["),
+        (LLAMA, {"is_encoder_decoder": True}, "is_encoder_decoder: True, but no"),
+        (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config: {'bits': 4}"),
+        (LLAMA, {"hidden_act": "relu"}, "hidden_act: 'relu' has no equal here"),
+        (
+            LLAMA,
+            {"rope_scaling": {"rope_type": "dynamic"}},
+            "rope_type: 'dynamic' has no equal",
+        ),
+        (
+            LLAMA,
+            {"rope_scaling": None, "rope_parameters": {"partial_rotary_factor": 0.5}},
+            "rope_parameters.partial_rotary_factor: 0.5, but no part here has it",
+        ),
+        ("gpt2", {"embd_pdrop": 0.2}, "embd_pdrop: 0.2, and resid_pdrop is 0.1"),
+        (LLAMA, {"hidden_size": "2048"}, "hidden_size: '2048' is not a whole number from 1 on"),
+        (LLAMA, {"num_attention_heads": 0}, "num_attention_heads: 0 is not a whole number"),
+        (LLAMA, {"tie_word_embeddings": 1}, "tie_word_embeddings: 1 is not true or false"),
+        (LLAMA, {"rms_norm_eps": "small"}, "rms_norm_eps: 'small' is not a number"),
+        (LLAMA, {"hidden_act": ["silu"]}, "hidden_act: ['silu'] is not a word"),
+        (LLAMA, {"head_dim": [64]}, "head_dim: [64] is not a positive number"),
+        (LLAMA, {"rope_scaling": {"factor": "2"}}, "rope_scaling: {'factor': '2'} is not num"),
+        (LLAMA, {"rope_scaling": 3}, "rope_scaling: 3 is not numbers by name"),
+        (SMOLLM3, {"no_rope_layers": "all"}, "no_rope_layers: 'all' is not a list"),
+        (LLAMA, {"vocab_size": None}, "vocab_size: None is not a whole number"),
+        ("bloom_560m", {"n_embed": {}}, "n_embed: {} is not a whole number"),
+    ],
+)
+def test_what_no_recipe_says_is_refused_by_its_key_and_value(
+    name: str, change: Config, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        read_config(put(tmp_path, published(name) | change))
+    assert said in str(refusal.value)
+    assert str(tmp_path / "config.json") in str(refusal.value)
