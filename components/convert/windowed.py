@@ -28,13 +28,14 @@ def _rotations(base: Any, scaling: dict[str, Any] | None) -> dict[str, dict[str,
     return {_WINDOW: plain, _FULL: plain if scaling is None else plain | scaling}
 
 
-class Olmo3(Olmo2):
+class Olmo3(Llama):
     """OLMo-2 with windows in some layers, which turn as they do whatever slows the others."""
 
     model_type = "olmo3"
     architecture = "Olmo3ForCausalLM"
+    norms = Olmo2.norms
     default_base = 500_000.0
-    needs = (
+    needs: ClassVar[tuple[Need, ...]] = (
         Need(
             "attention.windows",
             "some of its layers have a window, all of one length",
@@ -50,7 +51,8 @@ class Olmo3(Olmo2):
         ),
         *(need for need in Olmo2.needs if need is not family.NO_WINDOWS),
     )
-    keys: ClassVar[ConfigKeys] = Olmo2.keys | {
+    keys: ClassVar[ConfigKeys] = {
+        **Olmo2.keys,
         "sliding_window": (4_096, lambda m: m.attention.window),
         "layer_types": (None, _layer_types),
         # Older releases read the two keys above it, which is all of it here.

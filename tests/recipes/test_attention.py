@@ -11,6 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from typing_extensions import override
 
 from benchmarks.recipes import published_recipes
+from command.arguments import read_point
+from command.compose import compose_recipe
 from components.build import build
 from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
@@ -40,7 +42,7 @@ class Largest(OperatorWatch):
 
 
 def attend(recipe: Recipe, device: str, context: int, masked: bool) -> Largest:
-    """Go through one core, forward and backward, as the first rank of a context axis."""
+    """Go through a core of each window, forward and backward, as the first context rank."""
     shape, tensor = recipe.shape.attention, recipe.parallelism.tensor
     sequences, whole = recipe.parallelism.microbatch_sequences, recipe.budget.sequence_length
     part = SequencePart(rank=0, ranks=context)
@@ -64,10 +66,12 @@ def attend(recipe: Recipe, device: str, context: int, masked: bool) -> Largest:
             for count in counts
         ]
         with device_kernels(device), seen:
-            scope = scope_of(recipe, part, masked)
+            whole_scope = scope_of(recipe, part, masked)
             hidden = torch.empty(sequences, length, 1, dtype=torch.bfloat16)
-            core.prepare(hidden, scope, head_dim=shape.head_dim)
-            core(*heads, scope, first_head=0).sum().backward()
+            for window in {None if one == "full" else one for one in shape.windows}:
+                scope = whole_scope.within(window)
+                core.prepare(hidden, scope, head_dim=shape.head_dim)
+                core(*heads, scope, first_head=0).sum().backward()
     return seen
 
 
@@ -87,7 +91,9 @@ def scope_of(recipe: Recipe, part: SequencePart, masked: bool) -> ForwardScope:
     if part.ranks == 1:
         places = torch.arange(length)
     documents = torch.empty(recipe.parallelism.microbatch_sequences, length, dtype=torch.long)
-    return ForwardScope(placement=positions(places), documents=documents if masked else None)
+    return ForwardScope(
+        placement=positions(places), documents=documents if masked else None, length=length
+    )
 
 
 @pytest.mark.parametrize("name", published_recipes())
@@ -98,6 +104,14 @@ def test_no_tensor_of_length_times_length_is_made_on_a_gpu(name: str) -> None:
             for masked in (False, True):
                 seen = attend(recipe, device, context, masked)
                 assert seen.square == [], (device, context, masked)
+
+
+@pytest.mark.parametrize("context", [1, 2])
+@pytest.mark.parametrize("device", ["cuda", "xpu"])
+def test_nor_is_one_in_layers_with_a_window(device: str, context: int) -> None:
+    words = ("recipe=playbook1b", "scale=full", "model.attention.windows=[1024, full]")
+    recipe = compose_recipe(read_point(list(words)))
+    assert attend(recipe, device, context, masked=False).square == []
 
 
 def test_the_formula_would_be_seen() -> None:

@@ -148,13 +148,13 @@ def test_a_window_skips_blocks_that_lie_before_it() -> None:
 
 def test_layers_with_a_window_turn_by_their_own_base_and_are_not_slowed() -> None:
     places, heads = torch.arange(LENGTH), torch.randn(2, LENGTH, 6, 10)
-    same = {"dim": 48, "num_heads": 6, "head_dim": 10}
-    turned = Rotary(**same, base=1_000.0, scaling=YARN, local_base=100.0)
+    rotary = partial(Rotary, dim=48, num_heads=6, head_dim=10)
+    turned = rotary(base=1_000.0, scaling=YARN, local_base=100.0)
     scope = ForwardScope(placement=turned(places), documents=None)
     for window, alone in (
-        (None, Rotary(**same, base=1_000.0, scaling=YARN)),
-        (4, Rotary(**same, base=100.0)),
-        (LENGTH, Rotary(**same, base=100.0)),  # hides nothing, and is a window still
+        (None, rotary(base=1_000.0, scaling=YARN)),
+        (4, rotary(base=100.0)),
+        (LENGTH, rotary(base=100.0)),  # hides nothing, and is a window still
     ):
         wanted = ForwardScope(placement=alone(places), documents=None).turn(heads)
         assert torch.equal(scope.within(window).turn(heads), wanted)
