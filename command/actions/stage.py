@@ -1,16 +1,14 @@
 """Collect all that a machine without internet needs for a run, in one folder."""
 
-import shutil
 from pathlib import Path
 
 from cluster import staging
-from cluster.image_file import architecture_of
+from cluster.image_file import stage_image
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
 from command.evaluate.lists import fetch_lists
 from components.config.schema.recipe import Recipe
-from components.data.files import replace_atomically
 from components.errors import RecipeError
 from components.run.provenance import parts_of
 from components.sharing.prepared import note_staged
@@ -78,26 +76,3 @@ def _stage_data(recipe: Recipe, arguments: Arguments, folder: Path) -> dict[str,
     staging.copy_tree(prepared, staged)
     note_staged(recipe, staged)
     return {}
-
-
-def stage_image(image: str | None, folder: Path, architecture: str) -> str | None:
-    """Copy the container image that Python is in, if there is one, and return its name.
-
-    Raises:
-        RecipeError: there is no such file, or it is for other processors.
-    """
-    if image is None:
-        return None
-    source = Path(image)
-    if not source.is_file():
-        remedy = "name an image that is here"
-        raise RecipeError("site.image", f"there is no file {image}", remedy)
-    if (built := architecture_of(source)) is None:
-        say(f"image: nothing here tells for which processors {source.name} is")
-    elif built != architecture:
-        problem = f"{source.name} is for {built}, the cluster's nodes are {architecture}"
-        remedy = f"name an image that was built on {architecture}"
-        raise RecipeError("site.image", problem, remedy)
-    with source.open("rb") as read, replace_atomically(folder / source.name) as write:
-        shutil.copyfileobj(read, write)
-    return source.name

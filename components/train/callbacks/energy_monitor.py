@@ -12,9 +12,13 @@ import torch
 from components.config.schema.cluster import DEVICE_MASKS
 from components.distributed.devices import count_devices, device_kind
 from components.distributed.mesh import sum_over_ranks
-from components.energy.amd import amd_counters
 from components.energy.counters import EnergyCounter, Meter, NoCounterError
-from components.energy.devices import NvidiaCounter, card_counters, host_counters
+from components.energy.devices import (
+    NvidiaCounter,
+    amd_counters,
+    card_counters,
+    host_counters,
+)
 from components.fault_tolerance.rank_health import everyones_energy
 from components.train.callbacks.hooks import RunCallback
 from components.train.callbacks.metrics_logger import Metrics

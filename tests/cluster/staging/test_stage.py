@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from cluster.image_file import stage_image
 from cluster.staging import INSTALLER, bundle_code, target_of, write_installer
 from cluster.user import User
-from command.actions.stage import locks_of, stage_image
+from command.actions.stage import locks_of
 from components.errors import RecipeError
 from tests.cluster.jobs import recipe_of
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from components.energy.amd import amd_counters
 from components.energy.counters import Meter, NoCounterError
+from components.energy.devices import amd_counters
 from tests.components.energy.smi import write_smi
 
 
