@@ -193,6 +193,7 @@ class Pretraining(LightningModule):
         One that sent more to experts than its bound is computed again, without one.
         """
         self.compute.begin(self.progress.step, len(batch))
+        self.compute.weigh(batch)
         optimizer, tokens = self.recipe.optimizer, self.progress.tokens
         if isinstance(self.engine.optimizer, AdEMAMix):
             self.engine.optimizer.tokens = self._tokens_after(self.progress.step + 1)
