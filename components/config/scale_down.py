@@ -147,6 +147,9 @@ def _shrink_budget(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -
     shortest = min(rule.sequence_length, before["sequence_length"])
     named.put(tree, "budget.sequence_length", shortest)
     length = budget["sequence_length"]
+    goldfish: Any = tree["data"].get("goldfish", "none")  # a settled recipe may lack it
+    if goldfish != "none" and goldfish["window_tokens"] > length:  # else no target is left out
+        named.put(tree, "data.goldfish.window_tokens", length // 2)
     tokens = min(rule.samples_per_step * length, before["global_batch_tokens"])
     named.put(tree, "budget.global_batch_tokens", max(length, tokens // length * length))
     positions: Any = tree["model"]["positions"]

@@ -10,15 +10,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from components.config.schema.recipe import Recipe
+from components.data.loss_mask import LossMask
 from components.distributed.context import SequencePart, mean_over_parts
 from components.distributed.devices import compute_dtype
 from components.distributed.experts import figures_of, take_tally
-from components.distributed.mesh import Mesh
+from components.distributed.mesh import Mesh, sum_over_ranks
 from components.distributed.pipeline import Passed
 from components.distributed.tensor_styles import stream_seed
 from components.model.decoder import Decoder
@@ -57,6 +60,13 @@ class OwnTime:
         return seconds
 
 
+class CountedTargets(NamedTuple):
+    """Of a step: which targets count, by microbatch, and all of its targets over these."""
+
+    which: Bool[Tensor, "microbatches sequences length"]
+    weight: Float[Tensor, ""]
+
+
 class StageCompute:
     """Compute microbatches of a recipe on this rank, and keep a step's figures."""
 
@@ -70,6 +80,14 @@ class StageCompute:
         self._step = self._first = self._microbatch = 0
         self.own_time = OwnTime(device)
         self._figures: list[Tensor] = []  # of each microbatch, as `figures_of` has them
+        goldfish = recipe.data.goldfish
+        self._loss_mask = LossMask(
+            one_in=0 if isinstance(goldfish, str) else goldfish.one_in,
+            window_tokens=0 if isinstance(goldfish, str) else goldfish.window_tokens,
+            after_eod=recipe.data.loss_after_eod,
+            eod_id=eod_id,
+        )
+        self._counted: CountedTargets | None = None  # None where all count
         # Of each stage's first layer, the sums of the hidden states that it sent on.
         self._outputs: defaultdict[int, list[Tensor]] = defaultdict(list)
         # By microbatch: its rows, their mask, and how many stages have had it.
@@ -84,6 +102,20 @@ class StageCompute:
         self._masks.clear()
         self.own_time.take()  # of evaluations since the last step
 
+    def weigh(self, batch: Tensor) -> None:
+        """Find the targets of a step that count, and how many do; all ranks call it.
+
+        ``batch`` is this rank's (microbatches, sequences, length + 1). A token's share of the
+        gradient then depends neither on its rank nor on its microbatch.
+        """
+        if self._loss_mask.counts_all:
+            return
+        counted = self._loss_mask(batch)
+        numbers = torch.stack([torch.ones_like(counted).sum(), counted.sum()])
+        # Ranks that have the same rows all count them, which the quotient does not notice.
+        total, kept = sum_over_ranks(numbers)
+        self._counted = CountedTargets(counted, total.double() / kept.clamp(min=1))
+
     def take(self, number: int) -> None:
         """Turn to this rank's microbatch ``number``."""
         self._microbatch = self._first + number
@@ -92,18 +124,23 @@ class StageCompute:
         """Take one microbatch through one stage: to hidden states, or what to differentiate.
 
         Each token of ``rows`` (sequences, length + 1) is predicted from those before it. A
-        context rank computes on its part of every row, and its loss is the mean over that.
+        context rank computes on its part of every row, and its loss is the mean over that. The
+        means of losses in which not all targets count are those over the targets that do.
         Routers' sums travel beside hidden states.
         """
         is_last, part = decoder.final_norm is not None, self._part
         self.take(number)
         with self.own_time.measured(), autocast_to(self._dtype, self._device):
             given = inputs[0] if inputs[0].is_floating_point() else part.take(inputs[0])
+            counts = self._counted if is_last and decoder.training else None
             result: Tensor = decoder(
                 given,
                 mask=self._mask(decoder, given, rows, number),
                 targets=part.take(rows[:, 1:]) if is_last else None,
+                counted=None if counts is None else part.take(counts.which[number]),
             )
+            if counts is not None:
+                result = result * counts.weight.to(result.dtype)
             if not decoder.training:
                 return (result,)
             carried = inputs[1] if len(inputs) > 1 else None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -160,9 +160,11 @@ class Decoder(nn.Module):
         documents: Int[Tensor, "batch whole"] | None = None,
         mask: CausalMask | None = None,
         targets: Int[Tensor, "batch seq"] | None = None,
+        counted: Bool[Tensor, "batch seq"] | None = None,
     ) -> Tensor:
         """Return logits, (batch, seq, padded_vocab); of ``targets`` the loss, in nats a token.
 
+        Targets that are not ``counted`` add 0 to its sum, which is divided by all.
         ``inputs`` are tokens, or hidden states from the stage before. Where the final norm is
         absent, the result are hidden states for the stage after, (batch, seq, dim).
         """
@@ -176,9 +178,9 @@ class Decoder(nn.Module):
             return hidden
         hidden = self.final_norm(hidden)
         if self.head is not None:
-            return cast("Tensor", self.head(hidden, targets))
+            return cast("Tensor", self.head(hidden, targets, counted))
         assert self.embedding is not None, "a tied last stage needs the embedding's rows"
-        return cast("Tensor", self.readout(hidden, self.embedding.weight, targets))
+        return cast("Tensor", self.readout(hidden, self.embedding.weight, targets, counted))
 
     def _scope(
         self,

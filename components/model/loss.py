@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from components.model.products import (
@@ -38,10 +38,16 @@ BLOCKS = {"cpu": Blocks(least_tokens=256, chunk_elements=2**20)}  # elsewhere ON
 
 
 class Softmax:
-    """Overwrite logits by ``softmax - one_hot``; return their summed cross-entropy."""
+    """Overwrite logits by ``softmax - one_hot``; return their summed cross-entropy.
+
+    Of targets that are not ``counted`` it is left out of the sum alone.
+    """
 
     def to_gradient(
-        self, logits: Float[Tensor, "tokens rows"], targets: Int[Tensor, " tokens"]
+        self,
+        logits: Float[Tensor, "tokens rows"],
+        targets: Int[Tensor, " tokens"],
+        counted: Bool[Tensor, " tokens"] | None = None,
     ) -> Float[Tensor, ""]:
         total = logits.new_zeros((), dtype=sum_dtype(logits.dtype))
         for tokens in chunks(logits):
@@ -49,8 +55,10 @@ class Softmax:
             of_target = chunk.gather(1, target)
             largest, log_sum = log_sums(chunk)  # which overwrites the chunk
             of_target = of_target - largest - log_sum
-            total -= of_target.sum()
             chunk.scatter_(1, target, of_target.expm1().to(chunk.dtype))
+            if counted is not None:
+                of_target = of_target * counted[tokens, None]
+            total -= of_target.sum()
         return total
 
 
@@ -87,9 +95,11 @@ def linear_cross_entropy(
     weight: Float[Tensor, "rows dim"],
     targets: Int[Tensor, "*batch"],
     softmax: Softmax | None = None,
+    counted: Bool[Tensor, "*batch"] | None = None,
 ) -> Float[Tensor, ""]:
     """Average ``logsumexp(hidden @ weight.T) - logit of the target``, in float32.
 
+    The average is over all targets; those that are not ``counted`` add 0.
     Rows added to the vocabulary for training take part like any other, as in Megatron. Where
     ``weight`` holds only some of the rows, ``softmax`` asks whoever has the others. The
     gradient of ``weight`` has its dtype, and is rounded once, if at all: over the blocks it is
@@ -100,7 +110,8 @@ def linear_cross_entropy(
     precision = product_dtype(hidden)
     with as_given(hidden):
         given = hidden.to(precision).flatten(0, -2), weight, targets.flatten()
-        return apply(*given, wanted, softmax or Softmax())
+        which = None if counted is None else counted.flatten()
+        return apply(*given, wanted, softmax or Softmax(), which)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -112,6 +123,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         wanted: tuple[bool, bool],
         softmax: Softmax,
+        counted: Tensor | None,
     ) -> Tensor:
         # Cast once, not in every block; and here, so that a wide weight's gradient is wide.
         rows = weight.to(hidden.dtype)
@@ -120,13 +132,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         of_weight = torch.zeros_like(weight, dtype=sums) if wanted[1] else None
         total = hidden.new_zeros((), dtype=sums)
         for tokens in blocks(hidden, rows):
-            logits = product(hidden[tokens], rows.T)
-            total += softmax.to_gradient(logits, targets[tokens])
+            logits, given = product(hidden[tokens], rows.T), hidden[tokens]
+            some = None if counted is None else counted[tokens]
+            total += softmax.to_gradient(logits, targets[tokens], some)
             if of_hidden is not None:
                 product_into(of_hidden[tokens], logits, rows)
+            if some is not None:  # fewer numbers than the logits that they meet
+                given = given * some[:, None]
             if of_weight is not None:
-                add_product(of_weight, logits.T, hidden[tokens])
+                add_product(of_weight, logits.T, given)
             del logits  # before the next block's are made
+        if of_hidden is not None and counted is not None:
+            of_hidden *= counted[:, None]
         ctx.gradients = of_hidden, of_weight
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.tokens = len(targets)
@@ -148,7 +165,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 gradients, ctx.dtypes, wanted_gradients(ctx)[:2], strict=True
             )
         )
-        return *scaled, None, None, None
+        return *scaled, None, None, None, None
 
 
 def blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
@@ -175,10 +192,11 @@ class Readout(nn.Module):
         hidden: Float[Tensor, "batch seq dim"],
         weight: Float[Tensor, "rows dim"],
         targets: Int[Tensor, "batch seq"] | None,
+        counted: Bool[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
         if targets is None:
             return linear(hidden, weight)
-        return linear_cross_entropy(hidden, weight, targets)
+        return linear_cross_entropy(hidden, weight, targets, counted=counted)
 
 
 class Head(nn.Linear):
@@ -192,5 +210,6 @@ class Head(nn.Linear):
         self,
         hidden: Float[Tensor, "batch seq dim"],
         targets: Int[Tensor, "batch seq"] | None = None,
+        counted: Bool[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
-        return cast("Tensor", self.readout(hidden, self.weight, targets))
+        return cast("Tensor", self.readout(hidden, self.weight, targets, counted))

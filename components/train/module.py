@@ -194,9 +194,12 @@ class Pretraining(LightningModule):
         One that sent more to experts than its bound is computed again, without one.
         """
         self._begin(batch)
+        self.compute.weigh(batch)
         optimizer, tokens = self.recipe.optimizer, self.progress.tokens
         if isinstance(self.engine.optimizer, AdEMAMix):
-            self.engine.optimizer.tokens = self.recipe.clock.tokens_after(self.progress.step + 1)
+            self.engine.optimizer.tokens = self.recipe.clock.tokens_after(
+                self.progress.step + 1
+            )
         lr = float(optimizer["lr"] * self._schedule(tokens) * self.guard.lr_factor(tokens))
         clips = tokens >= optimizer["clip_after_tokens"]
         limit = float(optimizer["clip_norm"]) if clips else math.inf

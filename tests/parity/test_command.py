@@ -55,6 +55,20 @@ def test_deepspeed_holds_against_our_engine(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.long
+def test_targets_that_do_not_count_are_the_same_in_every_layout(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kept = ("data.goldfish={one_in: 4, window_tokens: 5}", "data.loss_after_eod=false")
+    layouts = "layouts=[{context: 2}, {tensor: 2}, {pipeline: 2}, {data: 2, zero: 3}]"
+    small = ("recipe=teuken7b", *SMALL[1:])
+    assert main(["action=parity", *small, *kept, layouts, "output=json"]) == 0
+    trees = json.loads(capsys.readouterr().out)["layouts"]
+    assert len(trees) == 4
+    for tree in trees:
+        assert tree["gradient"]["largest_relative_difference"] < 1e-12
+
+
+@pytest.mark.long
 def test_asked_to_end_it_ends_its_ranks_and_leaves_nothing(tmp_path: Path) -> None:
     words = (*SMALL, "layouts=[{data: 2}]", "action=parity")
     process = subprocess.Popen(

@@ -41,6 +41,7 @@ def check_rules(recipe: "Recipe") -> None:
     _check_precision(recipe.precision)
     engine.check_float8(recipe)
     check_data(recipe.data, total_tokens=recipe.budget.total_tokens)
+    check_loss_mask(recipe.data, recipe.budget.sequence_length)
     check_degrees(recipe)
     check_microbatches(recipe)
     engine.check_watchdog(recipe)
@@ -190,6 +191,19 @@ def check_data(data: DataSection, *, total_tokens: int) -> None:
         problem = f"none, but {tokens[0]} has tokens already, and {needs}"
         remedy = "name the folder that holds its tokenizer.json or tokenizer.model"
         raise RecipeError("data.tokenizer_folder", problem, remedy)
+
+
+def check_loss_mask(data: DataSection, sequence_length: int) -> None:
+    """Raise a RecipeError for a hash of more tokens than a sample has, or ends not seen."""
+    if not isinstance(data.goldfish, str) and data.goldfish.window_tokens > sequence_length:
+        problem = f"{data.goldfish.window_tokens} tokens are more than a sample's targets"
+        remedy = f"give at most {sequence_length}, or set data.goldfish=none"
+        raise RecipeError("data.goldfish.window_tokens", problem, remedy)
+    without = [name for name, source in data.sources.items() if source.eod == "absent"]
+    if without and not data.loss_after_eod:
+        problem = f"false, but documents of {without[0]} do not end with the id (eod: absent)"
+        remedy = "set data.loss_after_eod=true, or tokenize again with --append-eod"
+        raise RecipeError("data.loss_after_eod", problem, remedy)
 
 
 def _check_sum(path: str, shares: Mapping[str, float]) -> None:

@@ -135,11 +135,24 @@ class DataPhase(PhaseStart):
     shares: FrozenMapping[types.Share]
 
 
+class Goldfish(Section):
+    """Leave one of every ``one_in`` targets out of the loss, so that no text is learned whole.
+
+    Which ones is a hash of the ``window_tokens`` that end with the target, so of a passage that
+    comes again the same: :mod:`components.data.loss_mask`.
+    """
+
+    one_in: Annotated[int, Field(ge=2)]
+    window_tokens: Count
+
+
 class DataSection(Section):
     """Which sources, in which shares of the training tokens, prepared where.
 
     With a ``mixture`` other than ``given`` the shares follow from the tokens that are found.
     ``skip`` leaves windows of samples out of the run's order, as a guard does in mid-run.
+    ``goldfish`` and ``loss_after_eod`` say which targets training does not count: of the latter
+    those that follow an end of document, which are no part of a text that was read.
     """
 
     keys_group = KeyGroup.MATHEMATICS
@@ -158,6 +171,8 @@ class DataSection(Section):
     verify: Annotated[Literal["contents", "sizes"], KeyGroup.MACHINE]
     write_megatron: Annotated[bool, KeyGroup.MACHINE]
     skip: Annotated[tuple[Window, ...], Field(strict=False)]
+    goldfish: Annotated[OrNone[Goldfish], Field(exclude_if=lambda one: one == "none")] = "none"
+    loss_after_eod: Annotated[bool, Field(exclude_if=lambda one: one)] = True
 
     @property
     def names(self) -> tuple[str, ...]:

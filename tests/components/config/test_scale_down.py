@@ -153,6 +153,15 @@ def test_windows_keep_their_part_of_the_sequence_and_a_pattern_its_end() -> None
     assert named.shape.attention.windows == ("full", 7)
 
 
+def test_the_window_of_a_hash_fits_the_miniatures_samples() -> None:
+    for window, expected in ((50, 50), (2_000, 32)):
+        goldfish = {"data.goldfish": {"one_in": 50, "window_tokens": window}}
+        long = goldfish | {"budget.sequence_length": 2_048}
+        recipe = compose_own(long, "scale=mini", "budget.sequence_length=64")
+        assert not isinstance(recipe.data.goldfish, str)
+        assert recipe.data.goldfish.window_tokens == expected
+
+
 def test_a_recipe_whose_home_is_here_trains_at_its_own_size() -> None:
     wide = {"model.dim": 512, "model.mlp.ffn_dim": 1_024}
     assert compose_own(wide).scale.name == "mini"

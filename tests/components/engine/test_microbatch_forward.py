@@ -7,9 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
+from torch.nn.functional import cross_entropy
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.data.loss_mask import LossMask
 from components.distributed.mesh import Mesh, build_mesh
 from components.distributed.tensor_styles import seed_layers
 from components.dryrun.world import fake_world
@@ -101,6 +103,34 @@ def test_a_model_without_dropout_is_not_seeded_at_all() -> None:
         compute(decoder, (rows[:, :-1],), rows, 0)
     assert not asked
     assert torch.equal(torch.get_rng_state(), before)
+
+
+MASKED = ("data.goldfish={one_in: 4, window_tokens: 3}", "data.loss_after_eod=false")
+
+
+def test_a_step_is_the_mean_over_the_targets_that_count_and_held_out_over_all() -> None:
+    recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=mini", *MASKED]))
+    decoder = build_decoder(Parts()).double()
+    batch = torch.randint(0, 60, (3, 2, 17), generator=torch.Generator().manual_seed(1))
+    batch[0, :, ::3] = 7  # where documents end; the microbatches count other numbers
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    compute = StageCompute(recipe=recipe, mesh=mesh_of(1), device=torch.device("cpu"), eod_id=7)
+    compute.begin(0, 3)
+    compute.weigh(batch)
+    with torch.autocast("cpu", enabled=False):
+        for number, rows in enumerate(batch):
+            compute(decoder, (rows[:, :-1],), rows, number)
+        (held_out,) = compute(decoder.eval(), (batch[0, :, :-1],), batch[0], 0)
+    dist.destroy_process_group()
+    counted = LossMask(one_in=4, window_tokens=3, after_eod=False, eod_id=7)(batch)
+    left = batch[..., 1:].masked_fill(~counted, -100)
+    expected = cross_entropy(
+        decoder(batch[..., :-1].flatten(0, 1)).flatten(0, 1), left.flatten()
+    )
+    assert 0 < counted[0].sum() < counted[1].sum() < counted[1].numel()
+    torch.testing.assert_close(compute.losses.mean(), expected)
+    whole = cross_entropy(decoder(batch[0, :, :-1]).flatten(0, 1), batch[0, :, 1:].flatten())
+    torch.testing.assert_close(held_out, whole)
 
 
 class Recording(Decoder):

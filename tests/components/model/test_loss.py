@@ -38,6 +38,18 @@ def test_loss_and_gradients_equal_torchs_whatever_the_block() -> None:
     torch.testing.assert_close(torch.autograd.grad(2.5 * loss, (hidden, weight)), expected)
 
 
+@pytest.mark.usefixtures("_block")
+def test_targets_that_do_not_count_add_nothing_to_loss_and_gradients() -> None:
+    hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
+    targets, counted = torch.randint(13, (3, 7)), torch.rand(3, 7) < 0.6
+    left = targets.masked_fill(~counted, -100).flatten()  # which torch's own ignores
+    total = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), left, reduction="sum")
+    expected = torch.autograd.grad(total / 21, (hidden, weight))
+    loss = linear_cross_entropy(hidden, weight, targets, counted=counted)
+    torch.testing.assert_close(loss, total / 21)
+    torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight)), expected)
+
+
 def test_large_logits_neither_overflow_nor_vanish() -> None:
     hidden = torch.ones(1, 1, requires_grad=True)
     weight = torch.tensor([[1e4], [-1e4], [0.0]], requires_grad=True)

@@ -67,6 +67,21 @@ TWO = ("data.shares={en: 0.5, de: 0.5}", "budget.sequence_length=64")
             ),
             r"data\.sources\.en\.eod: absent, but data\.document_mask needs to see",
         ),
+        (
+            (
+                *("data.sources={en: {tokens: [a], eod: absent}}", "data.loss_after_eod=false"),
+                "data.shares={en: 1.0}",
+            ),
+            r"data\.loss_after_eod: false, but documents of en do not end with the id",
+        ),
+        (
+            ("data.goldfish={one_in: 50, window_tokens: 9000}",),
+            r"data\.goldfish\.window_tokens: 9000 tokens are more than a sample's targets",
+        ),
+        (
+            ("data.goldfish={one_in: 1, window_tokens: 9}",),
+            r"data\.goldfish\.one_in: input should be greater than or equal to 2",
+        ),
         (("data.sources.en.most_epochs=0",), r"data\.sources\.en\.most_epochs: input should"),
         (("data.sources.fr.tokenz=[a]",), r"data\.sources\.fr\.tokenz: unknown key"),
     ],
