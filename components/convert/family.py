@@ -59,6 +59,11 @@ NORM_BEFORE = Need(
     "it norms what its branches are fed",
     lambda m: m.norm_placement == "before",
 )
+PLAIN_ATTENTION = Need(
+    "attention.key_value_rank",
+    "its attention is not latent",
+    lambda m: m.attention.key_value_rank is None,
+)
 NO_EMBEDDING_NORM = Need(
     "embedding_norm", "it does not normalize embeddings", lambda m: m.embedding_norm is None
 )

@@ -34,6 +34,7 @@ SHARED = (
     family.EVEN_HEADS,
     family.NO_QK_NORM,
     family.NORM_BEFORE,
+    family.PLAIN_ATTENTION,
 )
 
 

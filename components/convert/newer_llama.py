@@ -12,7 +12,10 @@ from components.convert.family import ConfigKeys, Need
 from components.convert.llama import Llama, is_gated, without
 
 _GATED = Need("mlp", "its MLP is gated and has no bias", is_gated)
-_SHARED = (family.RMS_NORM, family.NO_EXPERTS, family.NO_EMBEDDING_NORM)
+_SHARED = (
+    *(family.RMS_NORM, family.NO_EXPERTS, family.NO_EMBEDDING_NORM),
+    family.PLAIN_ATTENTION,
+)
 _NO_WINDOW: dict[str, Any] = {"use_sliding_window": (False, lambda _: False)}
 
 

@@ -13,17 +13,19 @@ from tests.components.convert.conftest import (
     SECTIONS,
     Section,
     bloom,
+    deepseek_v3,
     gpt2,
     llama,
     olmo,
     olmoe,
+    qwen3_moe,
 )
 
 
-def test_nine_families_are_found() -> None:
+def test_ten_families_are_found() -> None:
     found = {family.model_type for family in all_families()}
     dense = {"bloom", "gpt2", "llama", "olmo", "olmo2", "qwen3", "smollm3"}
-    assert found == dense | {"olmoe", "qwen3_moe"}
+    assert found == dense | {"olmoe", "qwen3_moe", "deepseek_v3"}
 
 
 @pytest.mark.parametrize("name", SECTIONS)
@@ -50,6 +52,8 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
         (changed(olmo(), "norm", "eps", 1e-6), "model.norm", "eps 1e-05, here is LayerNorm"),
         (changed(olmoe(), "mlp", "routing", "uniform"), "model.mlp.routing", "learned"),
         (changed(olmoe(), "norm", "eps", 1e-6), "model.attention.qk_norm", "OlmoeFor"),
+        (changed(qwen3_moe(), "mlp", "shared_ffn_dim", 8), "model.mlp", "softmax alone"),
+        (changed(deepseek_v3(), "mlp", "balance_rate", None), "model.mlp.balance_rate", "bias"),
         (changed(gpt2(), "norm", "bias", False), "model.norm", "LayerNorm with weight, eps"),
     ],
 )
