@@ -69,6 +69,11 @@ NO_SCALARS = Need(
     "its activation has nothing to train",
     lambda m: not m.mlp.activation_parameters,
 )
+PLAIN_ATTENTION = Need(
+    "attention.key_value_rank",
+    "its attention is not latent",
+    lambda m: m.attention.key_value_rank is None,
+)
 NO_EMBEDDING_NORM = Need(
     "embedding_norm", "it does not normalize embeddings", lambda m: m.embedding_norm is None
 )

@@ -41,6 +41,7 @@ SHARED = (
     family.NO_QK_NORM,
     family.NORM_BEFORE,
     family.NO_WINDOWS,
+    family.PLAIN_ATTENTION,
 )
 
 

@@ -63,6 +63,31 @@ def unstacked(ours: str, theirs: Sequence[str]) -> TensorLink:
     )
 
 
+def pairs_apart(ours: str, theirs: str, *, blocks: int, turned: int) -> TensorLink:
+    """Join maps whose rows come in equal blocks, the last ``turned`` of which rotate.
+
+    Theirs rotate in neighbouring pairs; ours have the first of each pair, then the others.
+    """
+
+    def first(part: Tensor) -> Tensor:
+        return part.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+
+    def second(part: Tensor) -> Tensor:
+        return part.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+    def change(tensors: Sequence[Tensor], order: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        rows = tensors[0].unflatten(0, (blocks, -1))
+        still, turning = rows.split([rows.shape[1] - turned, turned], dim=1)
+        return [torch.cat((still, order(turning)), 1).flatten(0, 1)]
+
+    return TensorLink(
+        (ours,),
+        (theirs,),
+        to_theirs=lambda tensors: change(tensors, second),
+        to_ours=lambda tensors: change(tensors, first),
+    )
+
+
 def joined(ours: Sequence[str], theirs: str, *, transposed: bool) -> TensorLink:
     """Join several maps of equal width to one that computes them one after the other."""
 

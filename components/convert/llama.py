@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from components.convert import family
 from components.convert.family import ConfigKeys, HFFamily, Need, Section
-from components.convert.features import Features, ScalingFeatures
+from components.convert.features import Features, MLPFeatures, ScalingFeatures
 from components.convert.links import TensorLink, module, same, unstacked, vocabulary
 from components.errors import RecipeError
 
@@ -86,6 +86,7 @@ class Llama(HFFamily):
         family.NO_EMBEDDING_NORM,
         family.NORM_BEFORE,
         family.NO_WINDOWS,
+        family.PLAIN_ATTENTION,
     )
 
     keys: ClassVar[ConfigKeys] = {
@@ -188,21 +189,32 @@ class Llama(HFFamily):
             ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
             if has_weight:
                 yield same(f"{ours}.attention_norm.weight", f"{theirs}.{self.norms[0]}.weight")
-            for name in ("query", "key", "value", "output"):
-                projection = f"{theirs}.self_attn.{name[0]}_proj"
-                bias = features.attention.bias
-                yield from module(f"{ours}.attention.{name}", projection, bias=bias)
-            for name in ("query", "key") if features.attention.qk_norm is not None else ():
-                norm = f"{theirs}.self_attn.{name[0]}_norm.weight"
-                yield same(f"{ours}.attention.{name}_norm.weight", norm)
+            attention = f"{ours}.attention", f"{theirs}.self_attn"
+            yield from self.attention_links(features, *attention)
             if has_weight:
                 norm = f"{theirs}.{self.norms[1]}.weight"
                 yield same(f"{ours}.mlp_norm.weight", norm)
-            yield from self.mlp_links(features, f"{ours}.mlp", f"{theirs}.mlp")
+            yield from self.layer_links(features, layer, f"{ours}.mlp", f"{theirs}.mlp")
         if has_weight:
             yield same("final_norm.weight", "model.norm.weight")
         if not features.tied_embeddings:
             yield vocabulary("head.weight", "lm_head.weight")
+
+    def attention_links(
+        self, features: Features, ours: str, theirs: str
+    ) -> Iterator[TensorLink]:
+        """Link the maps of a layer's attention, and norms of queries and of keys."""
+        for name in ("query", "key", "value", "output"):
+            bias = features.attention.bias
+            yield from module(f"{ours}.{name}", f"{theirs}.{name[0]}_proj", bias=bias)
+        for name in ("query", "key") if features.attention.qk_norm is not None else ():
+            yield same(f"{ours}.{name}_norm.weight", f"{theirs}.{name[0]}_norm.weight")
+
+    def layer_links(
+        self, features: Features, layer: int, ours: str, theirs: str
+    ) -> Iterator[TensorLink]:
+        """Link what a layer has in the place of its MLP."""
+        return self.mlp_links(features, ours, theirs)
 
     def mlp_links(self, features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
         """Link the maps of a layer's MLP, gated as Llama's is."""
@@ -221,7 +233,12 @@ def without(*names: str) -> dict[str, Any]:
 
 def is_gated(features: Features) -> bool:
     """Whether the MLP, or each expert, is gated and has no bias."""
-    return features.mlp.gated and not features.mlp.bias
+    return is_gated_mlp(features.mlp)
+
+
+def is_gated_mlp(mlp: MLPFeatures) -> bool:
+    """Whether one block is gated and has no bias."""
+    return mlp.gated and not mlp.bias
 
 
 class Olmo(Llama):
@@ -244,6 +261,7 @@ class Olmo(Llama):
         family.NO_EMBEDDING_NORM,
         family.NORM_BEFORE,
         family.NO_WINDOWS,
+        family.PLAIN_ATTENTION,
     )
     keys: ClassVar[ConfigKeys] = {
         **without("head_dim", "mlp_bias", "rms_norm_eps"),
@@ -282,6 +300,7 @@ class Olmoe(Llama):
         family.NO_EMBEDDING_NORM,
         family.NORM_BEFORE,
         family.NO_WINDOWS,
+        family.PLAIN_ATTENTION,
     )
     keys: ClassVar[ConfigKeys] = without("head_dim", "mlp_bias") | {
         "rms_norm_eps": (1e-5, lambda m: m.norm.eps),
@@ -321,10 +340,15 @@ class Olmoe(Llama):
 
     def mlp_links(self, features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
         yield same(f"{ours}.router.weight", f"{theirs}.gate.weight")
-        for name in ("gate", "up", "down"):
-            experts = range(features.mlp.num_experts or 0)
-            slices = [f"{theirs}.experts.{expert}.{name}_proj.weight" for expert in experts]
-            yield unstacked(f"{ours}.{name}.weight", slices)
+        yield from expert_links(features, ours, theirs)
+
+
+def expert_links(features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
+    """Link the stacks of experts with their files' entries, one an expert."""
+    for name in ("gate", "up", "down"):
+        experts = range(features.mlp.num_experts or 0)
+        slices = [f"{theirs}.experts.{expert}.{name}_proj.weight" for expert in experts]
+        yield unstacked(f"{ours}.{name}.weight", slices)
 
 
 FAMILIES = (Llama(), Olmo(), Olmoe())

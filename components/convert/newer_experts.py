@@ -1,14 +1,17 @@
-"""Newer mixtures of experts: Qwen3's, https://arxiv.org/abs/2505.09388.
+"""Newer mixtures of experts: Qwen3's, https://arxiv.org/abs/2505.09388, and DeepSeek-V3's.
 
 Keys and defaults are those of ``transformers``.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from components.convert import family
 from components.convert.family import ConfigKeys, Need
-from components.convert.llama import Olmoe, is_gated, without
+from components.convert.features import Features
+from components.convert.links import TensorLink, pairs_apart, same
+from components.convert.llama import Llama, Olmoe, expert_links, is_gated, is_gated_mlp, without
 
 EXPERTS = Need(
     "mlp.num_experts", "it is a mixture of experts", lambda m: m.mlp.num_experts is not None
@@ -34,6 +37,7 @@ class Qwen3Moe(Olmoe):
         ),
         family.NO_EMBEDDING_NORM,
         family.NORM_BEFORE,
+        family.PLAIN_ATTENTION,
     )
     keys: ClassVar[ConfigKeys] = without("intermediate_size", "mlp_bias") | {
         "hidden_size": (2_048, lambda m: m.dim),
@@ -55,4 +59,132 @@ class Qwen3Moe(Olmoe):
         return read | {"mlp_only_layers": read["mlp_only_layers"] or [], "num_experts": experts}
 
 
-FAMILIES = (Qwen3Moe(),)
+_LATENT_EPS = 1e-6  # written into the class
+
+
+class DeepseekV3(Llama):
+    """Latent attention, a shared expert, and experts chosen by sigmoids, groups and biases.
+
+    https://arxiv.org/abs/2412.19437, without the modules that predict further tokens. In the
+    published folders channels that rotate lie pair by pair, here the first of each pair first.
+    """
+
+    model_type = "deepseek_v3"
+    architecture = "DeepseekV3ForCausalLM"
+    # The layer after the last predicts a further token, and is not computed here.
+    no_weights = re.compile(r"rotary_emb\.inv_freq$|^model\.layers\.61\.")
+    needs = (
+        Need(
+            "attention.key_value_rank",
+            "its attention is latent, with RMSNorm of eps 1e-6 there",
+            lambda m: (
+                m.attention.latent_norm is not None
+                and m.attention.latent_norm.kind == "RMSNorm with weight"
+                and m.attention.latent_norm.eps == _LATENT_EPS
+            ),
+        ),
+        Need(
+            "positions.scaling",
+            "its rotation is not slowed here",
+            lambda m: m.positions.scaling is None,
+        ),
+        Need("mlp.scores", "its scores are sigmoids", lambda m: m.mlp.scores == "sigmoid"),
+        Need(
+            "mlp.balance_rate",
+            "its router has biases",
+            lambda m: m.mlp.balance_rate is not None,
+        ),
+        Need(
+            "mlp.shared_ffn_dim",
+            "its shared expert is as wide as one expert or several",
+            lambda m: bool(m.mlp.shared_ffn_dim) and not m.mlp.shared_ffn_dim % m.mlp.ffn_dim,
+        ),
+        Need(
+            "dense_mlp",
+            "its first layers, if any, have an MLP like its experts, without bias",
+            lambda m: (
+                m.dense_mlp is None
+                or (is_gated_mlp(m.dense_mlp) and m.dense_mlp.activation == m.mlp.activation)
+            ),
+        ),
+        family.ROTARY,
+        family.RMS_NORM,
+        EXPERTS,
+        GATED_EXPERTS,
+        family.LEARNED,
+        family.NO_EMBEDDING_NORM,
+        family.NORM_BEFORE,
+    )
+    keys: ClassVar[ConfigKeys] = without(
+        "num_key_value_heads", "head_dim", "mlp_bias", "intermediate_size"
+    ) | {
+        "hidden_size": (7_168, lambda m: m.dim),
+        "num_hidden_layers": (61, lambda m: m.num_layers),
+        "num_attention_heads": (128, lambda m: m.attention.num_heads),
+        "num_key_value_heads": (128, lambda m: m.attention.num_kv_heads),
+        "q_lora_rank": (1_536, lambda m: m.attention.query_rank),
+        "kv_lora_rank": (512, lambda m: m.attention.key_value_rank),
+        "qk_rope_head_dim": (64, lambda m: m.attention.rotary_dim),
+        "qk_nope_head_dim": (128, lambda m: m.attention.head_dim - m.attention.rotary_dim),
+        "v_head_dim": (128, lambda m: m.attention.values),
+        "rope_interleave": (True, lambda _: True),
+        "first_k_dense_replace": (3, lambda m: m.leading_layers),
+        "moe_intermediate_size": (2_048, lambda m: m.mlp.ffn_dim),
+        "n_routed_experts": (256, lambda m: m.mlp.num_experts),
+        "n_shared_experts": (1, lambda m: (m.mlp.shared_ffn_dim or 0) // m.mlp.ffn_dim),
+        "num_experts_per_tok": (8, lambda m: m.mlp.top_k),
+        "n_group": (8, lambda m: m.mlp.num_groups),
+        "topk_group": (4, lambda m: m.mlp.top_groups),
+        "norm_topk_prob": (True, lambda m: m.mlp.renormalize),
+        "routed_scaling_factor": (2.5, lambda m: m.mlp.weight_scale),
+    }
+
+    def shape(self, features: Features) -> dict[str, Any]:
+        leading = features.dense_mlp
+        dense = {} if leading is None else {"intermediate_size": leading.ffn_dim}
+        return super().shape(features) | dense
+
+    def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        # In transformers 5 the number of experts has another key once a model is saved again.
+        named = {"n_routed_experts": config.get("num_local_experts", 256), **config}
+        dense = {"intermediate_size": config.get("intermediate_size", 18_432)}
+        return super().stated(named) | dense
+
+    def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
+        return super().training(features, context_tokens) | {"num_nextn_predict_layers": 0}
+
+    def attention_links(
+        self, features: Features, ours: str, theirs: str
+    ) -> Iterator[TensorLink]:
+        heads = features.attention
+        names = {"key_value_norm": "kv_a_layernorm", "key_value": "kv_b_proj"}
+        names["output"] = "o_proj"
+        query = "q_proj"
+        if heads.query_rank is not None:
+            names |= {"query_down": "q_a_proj", "query_norm": "q_a_layernorm"}
+            query = "q_b_proj"
+        for name, other in names.items():
+            yield same(f"{ours}.{name}.weight", f"{theirs}.{other}.weight")
+        for name, other, count in (
+            ("query", query, heads.num_heads),
+            ("key_value_down", "kv_a_proj_with_mqa", 1),
+        ):
+            pair = f"{ours}.{name}.weight", f"{theirs}.{other}.weight"
+            yield pairs_apart(*pair, blocks=count, turned=heads.rotary_dim)
+
+    def layer_links(
+        self, features: Features, layer: int, ours: str, theirs: str
+    ) -> Iterator[TensorLink]:
+        if layer < features.leading_layers:
+            yield from super().mlp_links(features, ours, theirs)
+            return
+        yield same(f"{ours}.router.weight", f"{theirs}.gate.weight")
+        bias = f"{theirs}.gate.e_score_correction_bias"
+        yield same(f"{ours}.choice_bias", bias)
+        yield from expert_links(features, ours, theirs)
+        for name in ("gate", "up", "down"):
+            shared = f"{theirs}.shared_experts.{name}_proj"
+            yield same(f"{ours}.shared.{name}.weight", f"{shared}.weight")
+
+
+FAMILIES = (Qwen3Moe(), DeepseekV3())

@@ -25,7 +25,7 @@ _EACH_HEAD = Need(
     lambda m: m.attention.norms_heads and m.attention.qk_norm == m.norm,
 )
 _NORMS = (family.RMS_NORM, family.NO_EMBEDDING_NORM, family.NO_WINDOWS)
-_SHARED = (*_NORMS, family.NO_EXPERTS, family.NO_SCALARS)
+_SHARED = (*_NORMS, family.NO_EXPERTS, family.NO_SCALARS, family.PLAIN_ATTENTION)
 # How wide a window would be, and from which layer on; no window is used.
 _WINDOW = frozenset({"sliding_window", "max_window_layers"})
 _NO_WINDOW: dict[str, Any] = {"use_sliding_window": (False, lambda _: False)}

@@ -144,7 +144,7 @@ def device_kernels(kind: str) -> Iterator[None]:
     with (
         _WideSums(),
         patch.object(attention, "device_kind", lambda tensor: kind),
-        patch.object(attention_kernels, "scaled_dot_product", _attend),
+        patch.object(attention_kernels, "of_one_width", _attend),
         patch.object(attention_kernels, "flex", _flex),
         patch.object(F, "rms_norm", _normalize),
         patch.object(F, "dropout", _drop),
@@ -200,6 +200,9 @@ def _flex(
     query: Tensor, key: Tensor, value: Tensor, *, change: object, blocks: object, dropout: float
 ) -> Tensor:
     """Keep what ``flex_attention`` does; with dropout two passes, and what is made of them."""
+    if value.shape[-1] < key.shape[-1]:  # which flash attention does not take
+        attend, saves = operators.EFFICIENT_ATTENTION, query.requires_grad
+        return cast("Tensor", attend(query, key, value, None, saves, dropout, True)[0])
     mixed: Tensor = operators.FLASH_ATTENTION(query, key, value, 0.0, True)[0]
     if dropout == 0:
         return mixed

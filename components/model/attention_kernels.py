@@ -60,15 +60,29 @@ def scaled_dot_product(
     Without a ``mask`` the last query is at the place of the last key, and all see keys up to
     their own. Values narrower than keys are filled up with zeros: flash kernels want one width.
     """
-    if (width := value.shape[-1]) < query.shape[-1]:
-        value = F.pad(value, (0, query.shape[-1] - width))
+    missing = key.shape[-1] - value.shape[-1]
+    wide = F.pad(value, (0, missing)) if missing else value
+    mixed = of_one_width(query, key, wide, kernels=kernels, mask=mask, dropout=dropout)
+    return mixed[..., : value.shape[-1]] if missing else mixed
+
+
+def of_one_width(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch kv_heads keys head_dim"],
+    value: Float[Tensor, "batch kv_heads keys head_dim"],
+    *,
+    kernels: Sequence[Backend],
+    mask: Tensor | None,
+    dropout: float,
+) -> Float[Tensor, "batch heads queries head_dim"]:
+    """Attend as `scaled_dot_product` does."""
     if mask is None and query.shape[2] < key.shape[2]:
         # Its own numbers are none that recomputation could keep.
         with nullcontext() if torch.compiler.is_compiling() else unseen_by_any():
             mask = causal_lower_right(query.shape[2], key.shape[2])
     allowed = [_SDPA[name] for name in kernels if name != "flex"]
     with sdpa_kernel(allowed, set_priority=True) if allowed else nullcontext():
-        mixed = F.scaled_dot_product_attention(
+        return F.scaled_dot_product_attention(
             query,
             key,
             value,
@@ -77,7 +91,6 @@ def scaled_dot_product(
             is_causal=mask is None,
             enable_gqa=True,
         )
-    return mixed[..., :width] if width < mixed.shape[-1] else mixed
 
 
 def flex(

@@ -1,16 +1,10 @@
 """Experts, batch ramp-up and loss scaling: their rules, and what a miniature makes of them."""
 
-from copy import deepcopy
-from typing import Any
-
 import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.config.scale_down import _narrow, _shrink_groups
 from components.config.schema.recipe import Recipe
-from components.config.schema.types import thaw
-from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 
 
@@ -28,66 +22,6 @@ def test_a_miniature_keeps_experts_and_sends_each_token_to_several() -> None:
 def test_more_experts_a_token_than_there_are_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"model\.mlp\.top_k: a token cannot go to 65 of 64"):
         compose("mula7b_a1b", "scale=full", "model.mlp.top_k=65")
-
-
-DENSE_MLP = (
-    "model.dense_mlp={_target_: components.model.mlp.MLP, _partial_: true, ffn_dim: 8192, "
-    "activation: silu, gated: true, bias: false}"
-)
-GROUPS = ("model.mlp.num_groups=8", "model.mlp.top_groups=4")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ("model.mlp.num_groups=64", "model.mlp.top_groups=8"),
-            r"model\.mlp\.num_groups: 64 experts .* 64 equal groups.*\n.*: 1, 2, 4, 8, 16, 32",
-        ),
-        (
-            ("model.mlp.num_groups=16", "model.mlp.top_groups=1"),
-            r"top_groups: 1 of 16 groups cannot give a token its 8 experts\n.* from 2 to 16",
-        ),
-        ((*GROUPS[:1], "model.mlp.top_groups=9"), r"model\.mlp\.top_groups: 9 of 8 groups"),
-        (
-            (DENSE_MLP, "model.num_dense_layers=16"),
-            r"model\.num_dense_layers: 16 of 16 layers leave none with experts\n.*most 15",
-        ),
-        (
-            (DENSE_MLP, "model.num_dense_layers=4", "parallelism.pipeline=4"),
-            r"parallelism\.pipeline: the first of 4 stages has none but the 4 layers without",
-        ),
-    ],
-)
-def test_groups_and_dense_layers_that_leave_too_little_are_refused(
-    words: tuple[str, ...], said: str
-) -> None:
-    with pytest.raises(RecipeError, match=said):
-        compose("mula7b_a1b", "scale=full", "parallelism.zero=1", *words)
-
-
-def test_dense_layers_before_dense_ones_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"model\.dense_mlp: first layers without experts"):
-        compose("teuken7b", DENSE_MLP)
-
-
-def test_a_miniature_keeps_groups_shared_expert_and_dense_layers() -> None:
-    words = (*GROUPS, "model.mlp.shared_ffn_dim=1024", DENSE_MLP, "model.num_dense_layers=3")
-    full = compose("mula7b_a1b", "scale=full", *words).shape
-    assert full.leading_layers == 3
-    # What the command line names is final: a recipe's own is shrunk.
-    tree = thaw(compose("mula7b_a1b", "scale=full", *words).model)
-    mini: Any = {"model": deepcopy(tree), "optimizer": {"lr": 1e-3}}
-    rule = compose("mula7b_a1b").scale.shrink
-    assert not isinstance(rule, str)
-    mini["model"]["mlp"] |= {"num_experts": 16, "top_k": 2}
-    mini["precision"] = {"compute": "auto"}
-    _shrink_groups(mini["model"], tree["mlp"], UserOverrides([]), mini)
-    _narrow(mini, rule, UserOverrides([]), tree)
-    small = mini["model"]
-    assert (small["mlp"]["num_groups"], small["mlp"]["top_groups"]) == (8, 4)
-    assert small["mlp"]["shared_ffn_dim"] == small["mlp"]["ffn_dim"] == 128
-    assert (small["num_dense_layers"], small["dense_mlp"]["ffn_dim"]) == (1, 1_024)
 
 
 def test_learned_positions_shrink_with_the_sequence() -> None:

@@ -178,6 +178,39 @@ def qwen3_moe() -> Section:
     return section | {"mlp": olmoe()["mlp"] | {"renormalize": True}}
 
 
+def deepseek_v3() -> Section:
+    """A dense layer, then two with experts in three groups; heads of three widths."""
+    section = _section(positions=ROTARY, norm=RMS, mlp={}, attention={})
+    routed = {"num_experts": 6, "renormalize": True, "scores": "sigmoid", "weight_scale": 2.5}
+    groups = {"num_groups": 3, "top_groups": 2, "shared_ffn_dim": 40, "balance_rate": 0.001}
+    return section | {
+        "num_layers": 3,
+        "tied_embeddings": False,
+        "attention": {
+            "_target_": "components.model.latent_attention.LatentAttention",
+            "_partial_": True,
+            "num_heads": 6,
+            "num_kv_heads": 6,
+            "head_dim": 14,
+            "rotary_dim": 6,
+            "value_dim": 10,
+            "query_rank": 12,
+            "key_value_rank": 9,
+            "latent_norm": RMS | {"eps": 1e-6},
+            "dropout": 0.0,
+            "backends": ["flex"],
+        },
+        "dense_mlp": section["mlp"],
+        "mlp": olmoe()["mlp"] | routed | groups,
+    }
+
+
+def deepseek_v3_of_experts_alone() -> Section:
+    """Queries come from the hidden states, and no layer is dense."""
+    section = deepseek_v3() | {"dense_mlp": None}
+    return section | {"attention": section["attention"] | {"query_rank": None}}
+
+
 def smollm3() -> Section:
     """The second and the fourth of five layers do not rotate."""
     some = {"_target_": "components.model.positions.InterleavedRotary", "skip_every": 2}
@@ -251,6 +284,7 @@ SECTIONS = {
     for make in (
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
         *(olmoe, olmoe_renormalized, olmo2, qwen3, qwen3_moe, smollm3, apertus),
+        *(deepseek_v3, deepseek_v3_of_experts_alone),
         *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed, apertus_slowed),
         *(olmo3, olmo3_in_one_length, mistral),
     )
@@ -265,6 +299,8 @@ def random_model(section: Mapping[str, Any], *, seed: int = 1) -> nn.Module:
         for name, parameter in model.named_parameters():
             mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
             parameter.copy_(mean + 0.2 * torch.randn(parameter.shape, generator=generator))
+        for buffer in model.buffers():
+            buffer.copy_(torch.randn(buffer.shape, generator=generator))
     return model.eval()
 
 

@@ -14,10 +14,12 @@ from tests.components.convert.conftest import (
     Section,
     apertus,
     bloom,
+    deepseek_v3,
     gpt2,
     llama,
     olmo,
     olmoe,
+    qwen3_moe,
 )
 
 
@@ -25,7 +27,7 @@ def test_every_family_is_found() -> None:
     found = {family.model_type for family in all_families()}
     assert found == {
         *("bloom", "gpt2", "llama", "olmo", "olmoe", "olmo2"),
-        *("qwen3", "qwen3_moe", "smollm3", "olmo3", "mistral", "apertus"),
+        *("qwen3", "qwen3_moe", "smollm3", "olmo3", "mistral", "apertus", "deepseek_v3"),
     }
 
 
@@ -53,6 +55,8 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
         (changed(olmo(), "norm", "eps", 1e-6), "model.norm", "eps 1e-05, here is LayerNorm"),
         (changed(olmoe(), "mlp", "routing", "uniform"), "model.mlp.routing", "learned"),
         (changed(olmoe(), "norm", "eps", 1e-6), "model.attention.qk_norm", "OlmoeFor"),
+        (changed(qwen3_moe(), "mlp", "shared_ffn_dim", 8), "model.mlp", "softmax alone"),
+        (changed(deepseek_v3(), "mlp", "balance_rate", None), "model.mlp.balance_rate", "bias"),
         (changed(gpt2(), "norm", "bias", False), "model.norm", "LayerNorm with weight, eps"),
         (changed(llama(), "mlp", "activation", "xielu"), "model.mlp.activation", "to train"),
         (changed(apertus(), "mlp", "bias", True), "model.mlp", "ApertusForCausalLM but for"),

@@ -60,6 +60,7 @@ def test_every_gradient_is_the_same(section: Section, export: Export) -> None:
     for name, value in model.named_parameters():
         assert value.grad is not None, name
         gradients[name] = value.grad
+    gradients |= dict(model.named_buffers())  # which have none
     family = choose_family(features)
     rows = section["padded_vocab_size"]
     mapped = their_tensors(gradients, family, features, rows=rows)
@@ -75,7 +76,8 @@ def test_every_gradient_is_the_same(section: Section, export: Export) -> None:
 def in_memory(tensors: dict[str, Tensor], section: Section) -> dict[str, Tensor]:
     """Stack experts as ``transformers`` 5 has them once they are loaded."""
     stacked = {name: value for name, value in tensors.items() if ".experts." not in name}
-    for layer in range(section["num_layers"] if len(stacked) < len(tensors) else 0):
+    first = section.get("num_dense_layers", 1) if section.get("dense_mlp") else 0
+    for layer in range(first, section["num_layers"] if len(stacked) < len(tensors) else 0):
         prefix = f"model.layers.{layer}.mlp.experts"
         experts = range(section["mlp"]["num_experts"])
         parts = {

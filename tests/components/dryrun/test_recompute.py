@@ -20,6 +20,14 @@ QK_NORM = (
     "eps: 1e-5, center: false, weight: true, bias: false}"
 )
 HEAD_NORMS = "model.attention.qk_norm_over=each_head"
+LATENT = (
+    "recipe=teuken7b",
+    "model.attention._target_=components.model.latent_attention.LatentAttention",
+    *("model.attention.num_heads=8", "model.attention.num_kv_heads=8"),
+    *("model.attention.head_dim=48", "model.attention.rotary_dim=16"),
+    *("model.attention.value_dim=32", "model.attention.query_rank=96"),
+    *("model.attention.key_value_rank=64", QK_NORM.replace("qk_norm", "latent_norm")),
+)
 DEPTHS = (4, 8)
 
 
@@ -47,6 +55,9 @@ def most(found: StepRehearsal) -> dict[Any, int]:
         (("recipe=teuken7b", "parallelism.context=2"), 1e-4),
         (("recipe=teuken7b", "model.norm_placement=after"), 1e-4),
         (("recipe=teuken7b", "parallelism.tensor=2", HEAD_NORMS, QK_NORM), 1e-4),
+        (LATENT, 1e-4),
+        ((*LATENT, "parallelism.tensor=2"), 1e-4),
+        ((*LATENT, "parallelism.context=2"), 1e-4),
         (("recipe=mula7b_a1b",), 0.05),
         (("recipe=mula7b_a1b", "parallelism.expert=2"), 0.05),
         (
@@ -67,6 +78,7 @@ def most(found: StepRehearsal) -> dict[Any, int]:
     ],
     ids=[
         *("dense", "tensor", "context", "norms after", "norm of each head"),
+        *("latent", "latent over tensor ranks", "latent over context ranks"),
         *("experts", "gathered", "exchanged", "bounded", "shared"),
     ],
 )
@@ -80,6 +92,26 @@ def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(
     each = apart["activations"] / (DEPTHS[1] - DEPTHS[0])
     assert each == pytest.approx(planned * job.microbatch_tokens, rel=tolerance)
     assert apart["casts"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("more", "tolerance"),
+    [
+        ((), 0.02),
+        (("parallelism.tensor=2",), 0.02),
+        (("data.document_mask=true",), 0.02),
+    ],
+    ids=["flash", "tensor", "flex"],
+)
+def test_what_latent_attention_keeps_is_planned(
+    more: tuple[str, ...], tolerance: float
+) -> None:
+    words = (*LATENT, "parallelism.recompute=none", *more)
+    (job, fewer), (_, deeper) = (rehearsed(depth, words) for depth in DEPTHS)
+    each = (most(deeper)["activations"] - most(fewer)["activations"]) / (DEPTHS[1] - DEPTHS[0])
+    planned = layer.layer_bytes_per_token(job) * job.microbatch_tokens
+    assert each == pytest.approx(planned, rel=tolerance)
 
 
 @pytest.mark.long

@@ -1,0 +1,138 @@
+"""Latent attention, groups of experts and dense layers at the begin: rules and miniatures."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from components.config.scale_down import _narrow, _shrink_groups
+from components.config.schema.types import thaw
+from components.config.user_overrides import UserOverrides
+from components.errors import RecipeError
+from tests.components.config.test_features import compose
+
+DENSE_MLP = (
+    "model.dense_mlp={_target_: components.model.mlp.MLP, _partial_: true, ffn_dim: 8192, "
+    "activation: silu, gated: true, bias: false}"
+)
+GROUPS = ("model.mlp.num_groups=8", "model.mlp.top_groups=4")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("model.mlp.num_groups=64", "model.mlp.top_groups=8"),
+            r"model\.mlp\.num_groups: 64 experts .* 64 equal groups.*\n.*: 1, 2, 4, 8, 16, 32",
+        ),
+        (
+            ("model.mlp.num_groups=16", "model.mlp.top_groups=1"),
+            r"top_groups: 1 of 16 groups cannot give a token its 8 experts\n.* from 2 to 16",
+        ),
+        ((*GROUPS[:1], "model.mlp.top_groups=9"), r"model\.mlp\.top_groups: 9 of 8 groups"),
+        (
+            (DENSE_MLP, "model.num_dense_layers=16"),
+            r"model\.num_dense_layers: 16 of 16 layers leave none with experts\n.*most 15",
+        ),
+        (
+            (DENSE_MLP, "model.num_dense_layers=4", "parallelism.pipeline=4"),
+            r"parallelism\.pipeline: the first of 4 stages has none but the 4 layers without",
+        ),
+    ],
+)
+def test_groups_and_dense_layers_that_leave_too_little_are_refused(
+    words: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(RecipeError, match=said):
+        compose("mula7b_a1b", "scale=full", "parallelism.zero=1", *words)
+
+
+def test_dense_layers_before_dense_ones_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"model\.dense_mlp: first layers without experts"):
+        compose("teuken7b", DENSE_MLP)
+
+
+def test_a_miniature_keeps_groups_shared_expert_and_dense_layers() -> None:
+    words = (*GROUPS, "model.mlp.shared_ffn_dim=1024", DENSE_MLP, "model.num_dense_layers=3")
+    full = compose("mula7b_a1b", "scale=full", *words).shape
+    assert full.leading_layers == 3
+    # What the command line names is final: a recipe's own is shrunk.
+    tree = thaw(compose("mula7b_a1b", "scale=full", *words).model)
+    mini: Any = {"model": deepcopy(tree), "optimizer": {"lr": 1e-3}}
+    rule = compose("mula7b_a1b").scale.shrink
+    assert not isinstance(rule, str)
+    mini["model"]["mlp"] |= {"num_experts": 16, "top_k": 2}
+    mini["precision"] = {"compute": "auto"}
+    _shrink_groups(mini["model"], tree["mlp"], UserOverrides([]), mini)
+    _narrow(mini, rule, UserOverrides([]), tree)
+    small = mini["model"]
+    assert (small["mlp"]["num_groups"], small["mlp"]["top_groups"]) == (8, 4)
+    assert small["mlp"]["shared_ffn_dim"] == small["mlp"]["ffn_dim"] == 128
+    assert (small["num_dense_layers"], small["dense_mlp"]["ffn_dim"]) == (1, 1_024)
+
+
+LATENT = (
+    "model.attention._target_=components.model.latent_attention.LatentAttention",
+    *("model.attention.num_heads=8", "model.attention.num_kv_heads=8"),
+    *("model.attention.head_dim=96", "model.attention.rotary_dim=32"),
+    *("model.attention.value_dim=64", "model.attention.query_rank=512"),
+    "model.attention.key_value_rank=256",
+    "model.attention.latent_norm={_target_: components.model.norms.Norm, _partial_: true, "
+    "eps: 1e-6, center: false, weight: true, bias: false}",
+)
+
+
+def changed(words: Sequence[str], word: str) -> list[str]:
+    """Give one of the keys another value."""
+    key = word.partition("=")[0]
+    return [*(one for one in words if not one.startswith(f"{key}=")), word]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (
+            "num_kv_heads=4",
+            r"num_kv_heads: 4, but each of 8 heads has keys of its own",
+        ),
+        (
+            "rotary_dim=96",
+            r"rotary_dim: 96 leaves nothing of head_dim 96 that stays",
+        ),
+        ("rotary_dim=31", r"attention\.rotary_dim: 31 is odd, but rotary positions turn"),
+        ("value_dim=97", r"attention\.value_dim: 97 is more than head_dim 96"),
+        ("layer_scaling=true", r"model\.attention\.layer_scaling"),
+    ],
+)
+def test_latent_heads_that_contradict_each_other_are_refused(word: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        compose("teuken7b", "scale=full", *changed(LATENT, f"model.attention.{word}"))
+
+
+def test_latent_attention_counts_its_own_widths() -> None:
+    plain, latent = (
+        compose("teuken7b", "scale=full"),
+        compose("teuken7b", "scale=full", *LATENT),
+    )
+    dim, layers = latent.shape.dim, latent.shape.num_layers
+    down = dim * (512 + 256 + 32) + 512 + 256
+    heads = 512 * 8 * 96 + 256 * 8 * (64 + 64) + 8 * 64 * dim
+    other = plain.shape.total_parameters - layers * plain.shape.attention.parameters(dim)
+    assert latent.shape.total_parameters == other + layers * (down + heads)
+    flops = latent.derived.flops_per_token
+    attended = 2 * 8 * (96 + 64) * latent.budget.sequence_length  # forward, of each token
+    assert flops.full - flops.causal == 3 * layers * attended // 2
+
+
+def test_a_miniature_narrows_latent_attention_in_all_its_widths() -> None:
+    tree = thaw(compose("teuken7b", "scale=full", *LATENT).model)
+    mini: Any = {"model": deepcopy(tree), "optimizer": {"lr": 1e-3}}
+    mini["precision"] = {"compute": "auto"}
+    rule = compose("teuken7b").scale.shrink
+    assert not isinstance(rule, str)
+    _narrow(mini, rule, UserOverrides([]), tree)
+    small = mini["model"]["attention"]
+    assert small["head_dim"] == 32
+    assert (small["rotary_dim"], small["value_dim"]) == (10, 22)
+    assert (small["query_rank"], small["key_value_rank"]) == (32, 16)
