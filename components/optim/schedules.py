@@ -44,7 +44,8 @@ class Cosine:
 
     Megatron's ``OptimizerParamScheduler.get_lr``: the half wave spans what the warm-up leaves
     of ``total_tokens``; https://arxiv.org/abs/1608.03983, equation 5, without restarts. A wave
-    planned for more, ``planned_tokens``, is cut at ``total_tokens`` before it reaches ``end``.
+    planned for more, ``planned_tokens``, is cut at ``total_tokens`` before it reaches ``end``;
+    one that is not begun at its start is ``skipped_tokens`` further from the warm-up's end on.
     """
 
     total_tokens: Count
@@ -53,13 +54,15 @@ class Cosine:
     start: Share
     end: Share
     planned_tokens: Count | None = None
+    skipped_tokens: Tokens = 0
 
     def __call__(self, tokens: int) -> float:
         if tokens < self.warmup_tokens:
             return _warmed(tokens, self.warmup_tokens, self.warmup_from, self.start)
         whole = self.planned_tokens or self.total_tokens
         span = whole - self.warmup_tokens
-        done = min((min(tokens, self.total_tokens) - self.warmup_tokens) / span, 1.0)
+        seen = min(tokens, self.total_tokens) - self.warmup_tokens
+        done = min((seen + self.skipped_tokens) / span, 1.0)
         return self.end + 0.5 * (1.0 + math.cos(math.pi * done)) * (self.start - self.end)
 
 

@@ -257,9 +257,10 @@ def check_schedule(schedule: Mapping[str, Any], path: str = "schedule") -> None:
         problem = f"{decay:,} and warmup_tokens {warmup:,} are more than total_tokens {total:,}"
         remedy = f"give at most {total - warmup:,}, or lengthen the schedule"
         raise RecipeError(f"{path}.decay_tokens", problem, remedy)
-    planned = schedule.get("planned_tokens")
-    if total is not None and planned is not None and planned < total:
-        problem = f"{planned:,} end before total_tokens {total:,}"
+    planned, skipped = schedule.get("planned_tokens"), schedule.get("skipped_tokens", 0)
+    if total is not None and (planned or total) < total + skipped:
+        part = f" from skipped_tokens {skipped:,} on" if skipped else ""
+        problem = f"{planned or total:,} end before total_tokens {total:,}{part}"
         remedy = "plan for more, or leave it out"
         raise RecipeError(f"{path}.planned_tokens", problem, remedy)
     first = schedule.get("warmup_from", 0.0)

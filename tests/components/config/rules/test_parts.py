@@ -108,6 +108,9 @@ def test_a_cosine_is_cut_before_its_end_not_after_it() -> None:
     )
     with pytest.raises(RecipeError, match=message):
         check_schedule(lengths | {"planned_tokens": 999})
+    check_schedule(lengths | {"planned_tokens": 1_500, "skipped_tokens": 500})
+    with pytest.raises(RecipeError, match=r"1,000 from skipped_tokens 501 on\n  plan for more"):
+        check_schedule(lengths | {"planned_tokens": 1_500, "skipped_tokens": 501})
 
 
 def test_a_decay_has_to_fit_into_what_the_warm_up_leaves() -> None:
