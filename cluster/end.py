@@ -57,8 +57,8 @@ _HARDWARE = re.compile(
     r"GPU has fallen off|unspecified launch failure|Input/output error|No such device|"
     r"no ROCm-capable device|\bGPU Hang\b"
 )
-# What AMD's runtime writes before it aborts a rank, which then raises nothing: a device that hangs
-# or breaks, or an address that is none, which is the program's doing.
+# What AMD's runtime writes before it aborts a rank, which then raises nothing: of a device that
+# hangs or breaks, or of an address that is none, which is the program's doing.
 _LAST_WORDS = re.compile(
     rb"^(?:HW Exception|(?P<program>Memory access fault)) by GPU node-.*$", re.MULTILINE
 )
@@ -208,7 +208,7 @@ def find_failure(
 
 
 def _last_words(ranks: Path, rank: int) -> re.Match[bytes] | None:
-    """Find what the runtime of a rank's device wrote last into the newest of the rank's logs."""
+    """Find what a rank's runtime wrote last into the newest of the rank's logs."""
     logs = [one for one in ranks.glob(f"*-{rank}.log") if "preflight" not in one.name]
     newest = max(logs, key=lambda log: log.stat().st_mtime_ns, default=None)
     if newest is None:
