@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster import script
+from cluster.container import check_container, container_path, container_text
 from cluster.scheduler import Scheduler, SchedulerError, check_id, check_present, scheduler_of
 from cluster.user import User
 from components.config.schema.data import Preparation
@@ -53,6 +54,7 @@ def array_settings(
     """
     slot = queue_of(recipe, user)
     site, cluster = script.site_of(recipe), recipe.cluster
+    check_container(cluster, site, user)
     for error in script.missing_of(recipe, user, slot.name):
         raise error
     cores = site.binding.cores_per_rank
@@ -73,6 +75,8 @@ def array_settings(
         "repository": script.plain(str(repository), "repository"),
         "command": work.command(python),
         "logs": script.plain(str(work.logs), work.kind),
+        "container_text": container_text(site, user, str(repository)),
+        "container_path": container_path(work.logs),
     }
 
 

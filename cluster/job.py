@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from cluster import script
+from cluster import container, script
 from cluster.scheduler import scheduler_of
 from cluster.user import User
 from components.config.schema.cluster import QueueSection, Site, Variable
@@ -48,6 +48,8 @@ class JobSettings:
     allocator: str | None  # settings of torch's, where nobody has any
     repository: str
     run: str
+    container_text: str | None  # of the file by which a launcher starts the image
+    container_path: str
     on_each: tuple[str, ...]  # words that start one task a node
     missing: tuple[RecipeError, ...]  # what the user has to say, the file and the line to write
     notes: tuple[str, ...]
@@ -99,16 +101,26 @@ class JobSettings:
         return self.python.replace(self.user.image, '"$node/image"')
 
     @property
+    def task_python(self) -> str:
+        """Start Python in a task, which may be in the image already, by a file."""
+        return "python" if self.container_text else self.python
+
+    @property
+    def in_container(self) -> str:
+        """Give what a launcher is told of the image, with a space behind it."""
+        return f"{container.IN_CONTAINER} " if self.container_text else ""
+
+    @property
     def ranks_python(self) -> str:
         shared = self.cluster.imports == "shared"
-        python = self.python if shared else f"{ON_NODE} {self.own_python}"
+        python = self.task_python if shared else f"{ON_NODE} {self.own_python}"
         return f"{self.rank_words}{python}"
 
     @property
     def preflight_python(self) -> str:
         """Start it on a node without a copy too, from the shared one, to say what is wrong."""
         if self.cluster.imports == "shared":
-            return self.python
+            return self.task_python
         found = "python" if self.user.image is None else self.own_python
         return f'{ON_NODE} PYTHONPATH="$node/code:$PWD${{PYTHONPATH:+:$PYTHONPATH}}" {found}'
 
@@ -131,9 +143,10 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
 
     Raises:
         RecipeError: the cluster has no scheduler or its profile no site, no queue takes the
-            nodes or the hours, or a path cannot stand in a script.
+            nodes or the hours, a path cannot stand in a script, or the image's file is no use.
     """
     cluster, site = recipe.cluster, script.site_of(recipe)
+    container.check_container(cluster, site, user)
     plan = None if isinstance(cluster.hardware, str) else plan_recipe(recipe)
     needed_hours = None  # of the whole run, by the plan's upper bound
     if plan is not None and plan.bill is not None:
@@ -175,6 +188,8 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         allocator=allocator_settings(cluster.device),
         repository=script.plain(str(repository), "repository"),
         run=script.plain(str(run), "run"),
+        container_text=container.container_text(site, user, str(repository)),
+        container_path=container.container_path(run / "jobs"),
         on_each=tuple(scheduler.on_each(Path("$run", HOSTS), each, site.launch)),
         missing=tuple(script.missing_of(recipe, user, slot.name)),
         notes=notes,

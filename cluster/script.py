@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from cluster.container import HERE, file_of
 from cluster.user import PLAIN, User, unsaid
 from components.config.schema.cluster import QueueSection, Site, Variable
 from components.config.schema.recipe import Recipe
@@ -94,13 +95,16 @@ def site_of(recipe: Recipe) -> Site:
 def python_of(site: Site, user: User, repository: Path) -> tuple[str | None, str]:
     """Return the environment to activate, the user's or the repository's, and Python's words.
 
-    In the user's image, if there is one, Python is started without an environment.
+    In the user's image, if there is one, Python is started without an environment. The words
+    are for one process on this node.
 
     Raises:
         RecipeError: the profile does not say how an image starts, or a path is not plain.
     """
     if user.image is None:
         return plain(user.venv or str(repository / ".venv"), "site.venv"), "python"
+    if site.container_file is not None:
+        return None, f"{HERE} python"
     if site.container is None:
         raise RecipeError(
             "site.image",
@@ -125,8 +129,14 @@ def exported(site: Site, user: User) -> dict[str, Variable]:
     """Give the site's variables by the names that a script exports.
 
     What is for the image alone gets there by the prefix of the program that starts it, as
-    ``APPTAINERENV_``; without an image there is one side.
+    ``APPTAINERENV_``, or by its file; without an image there is one side.
     """
+    if file_of(site, user) is not None:
+        return {
+            name: variable
+            for name, variable in site.environment.items()
+            if variable.side == "host"
+        }
     found = {}
     for name, variable in site.environment.items():
         inside = variable.side == "image" and user.image is not None

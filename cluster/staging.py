@@ -6,6 +6,7 @@ What pip has fetched already it does not fetch again, so an interrupted call goe
 
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -36,16 +37,20 @@ OLD_NAMES = ("manylinux2014", "manylinux2010", "manylinux1", "linux")
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """``python`` as ``3.12``; ``provided`` are packages that modules bring, never staged."""
+    """``python`` as ``3.12``; ``provided`` are packages that modules bring, never staged.
+
+    ``architecture`` is that of its processors, as ``uname -m`` and wheels have it.
+    """
 
     python: str
     provided: tuple[str, ...]
+    architecture: str
 
     @property
     def pip_options(self) -> tuple[str, ...]:
         """Say to ``pip download`` for which machine, whatever this one is."""
         names = [f"manylinux_2_{minor}" for minor in GLIBC_MINORS] + list(OLD_NAMES)
-        platforms = (f"--platform={name}_x86_64" for name in names)
+        platforms = (f"--platform={name}_{self.architecture}" for name in names)
         return ("--implementation=cp", f"--python-version={self.python}", *platforms)
 
 
@@ -56,14 +61,17 @@ def target_of(recipe: Recipe, user: User) -> Target:
         RecipeError: the version is none, or older than what this project runs on.
     """
     site = recipe.cluster.site
-    profile, provided = (None, ()) if isinstance(site, str) else (site.python, site.provides)
+    profile, architecture = None, platform.machine()
+    provided: tuple[str, ...] = ()
+    if not isinstance(site, str):
+        profile, provided, architecture = site.python, site.provides, site.architecture
     here = "{}.{}".format(*sys.version_info[:2])
     python = user.python or profile or here
     if not VERSION.fullmatch(python) or judge(python, PYTHON) == "below":
         oldest = "{}.{}".format(*PYTHON.first)
         problem = f"{python!r} is not a version of Python from {oldest} on"
         raise RecipeError("site.python", problem, f'write site.python="{here}"')
-    return Target(python=python, provided=provided)
+    return Target(python=python, provided=provided, architecture=architecture)
 
 
 def open_stage(folder: Path) -> None:
@@ -229,6 +237,7 @@ def write_installer(
         "modules": site.modules if site else (),
         "setup": site.setup if site else (),
         "python": target.python,
+        "architecture": target.architecture,
         "provided": target.provided,
         "commit": commit,
         "image": image,

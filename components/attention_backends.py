@@ -23,7 +23,7 @@ from components.errors import RecipeError
 
 Backend = Literal["flash", "cudnn", "efficient", "overrideable", "flex", "math"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-ACCELERATORS = ("cuda", "xpu")
+ACCELERATORS = ("cuda", "rocm", "xpu")
 KEY = "model.attention.backends"
 _HALF = ("bfloat16", "float16")
 
@@ -83,7 +83,8 @@ def check_order(order: Sequence[object]) -> None:
 
 
 def _serves(backend: Backend, case: AttentionCase) -> bool:
-    cuda, half = case.device == "cuda", case.dtype in _HALF
+    # Torch's own kernels are for both makers, cuDNN is NVIDIA's.
+    cuda, half = case.device in {"cuda", "rocm"}, case.dtype in _HALF
     if backend == "flex":
         return case.dtype != "float64"
     if case.mask == "structured":
@@ -95,7 +96,8 @@ def _serves(backend: Backend, case: AttentionCase) -> bool:
     if case.mask == "offset":
         return False
     if backend == "cudnn":
-        return cuda and half and case.head_dim <= 128 and case.head_dim % 8 == 0
+        fits = case.head_dim <= 128 and case.head_dim % 8 == 0
+        return case.device == "cuda" and half and fits
     if backend == "overrideable":
         plain = not (case.grouped or case.dropout)
         return not cuda and plain and case.dtype != "float64"

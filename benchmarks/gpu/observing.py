@@ -62,7 +62,7 @@ def take_steps(step: Step, device: torch.device, *, warmup: int, timed: int) -> 
 
 def meter_of(device: torch.device) -> Meter:
     """Start counting the energy of a device, where something counts it."""
-    source = device_source(device, rank=0, ranks=1, sysfs=Path("/sys"))
+    source = device_source(device, rank=0, ranks=1, per_card=1, sysfs=Path("/sys"))
     return Meter(counters=source.counters, units=source.units, now=time.monotonic())
 
 

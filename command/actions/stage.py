@@ -1,15 +1,14 @@
 """Collect all that a machine without internet needs for a run, in one folder."""
 
-import shutil
 from pathlib import Path
 
 from cluster import staging
+from cluster.image_file import stage_image
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
 from command.evaluate.lists import fetch_lists
 from components.config.schema.recipe import Recipe
-from components.data.files import replace_atomically
 from components.errors import RecipeError
 from components.run.provenance import parts_of
 from components.sharing.prepared import note_staged
@@ -31,11 +30,12 @@ def run(arguments: Arguments) -> None:
     locks = locks_of(recipe, evaluates=bool(arguments.tasks))
     wheels = staging.fetch_packages(ROOT / "requirements", locks, target, folder)
     provided = f"; {', '.join(target.provided)} by its modules" if target.provided else ""
-    say(f"packages: {len(wheels)} wheels for Python {target.python}{provided}")
+    machine = f"Python {target.python} on {target.architecture}"
+    say(f"packages: {len(wheels)} wheels for {machine}{provided}")
     without = _stage_data(recipe, arguments, folder)
     for place in fetch_lists(arguments, Path(recipe.data.folder)):
         staging.copy_tree(place, folder / "prepared" / place.name)
-    image = stage_image(user.image, folder)
+    image = stage_image(user.image, folder, target.architecture)
     words = tuple(word for word in arguments.words if not word.startswith(COMMAND_ONLY))
     staging.write_installer(folder, recipe, target, commit=commit, image=image, words=words)
     facts = {
@@ -43,6 +43,7 @@ def run(arguments: Arguments) -> None:
         "scale": recipe.scale.name,
         "cluster": recipe.cluster.name,
         "python": target.python,
+        "architecture": target.architecture,
         "provided": list(target.provided),
         "commit": commit,
         "without": without,
@@ -75,20 +76,3 @@ def _stage_data(recipe: Recipe, arguments: Arguments, folder: Path) -> dict[str,
     staging.copy_tree(prepared, staged)
     note_staged(recipe, staged)
     return {}
-
-
-def stage_image(image: str | None, folder: Path) -> str | None:
-    """Copy the container image that Python is in, if there is one, and return its name.
-
-    Raises:
-        RecipeError: there is no such file.
-    """
-    if image is None:
-        return None
-    source = Path(image)
-    if not source.is_file():
-        remedy = "name an image that is here"
-        raise RecipeError("site.image", f"there is no file {image}", remedy)
-    with source.open("rb") as read, replace_atomically(folder / source.name) as write:
-        shutil.copyfileobj(read, write)
-    return source.name

@@ -1,7 +1,8 @@
 """The devices of this machine: their kind, how many there are, what joins ranks, their memory.
 
-A rank has one device, that of its own number on the node. On Intel's GPUs of two tiles a device
-is a tile: https://www.intel.com/content/www/us/en/developer/articles/technical/flattening-gpu-tile-hierarchy.html
+A rank has one device, that of its own number on the node, or where its site shows it no other
+the first. Torch calls AMD's GPUs ``cuda``. On Intel's GPUs of two tiles a device is a tile:
+https://www.intel.com/content/www/us/en/developer/articles/technical/flattening-gpu-tile-hierarchy.html
 """
 
 import os
@@ -13,25 +14,31 @@ import torch
 import torch.distributed as dist
 
 from components.config.rules.engine import FLOAT8
+from components.config.schema.cluster import DEVICE_MASKS
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster, Precision
 from components.errors import RecipeError
 
 _HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
 _TILES_ARE_DEVICES = ("FLAT", "COMBINED")
-MASKS = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}  # hide devices from torch
 _TELL = "tell the site if its other nodes have {}"
 _FLOAT8_CAPABILITY = (8, 9)  # Ada; `torch._scaled_mm` refuses what is older
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 
 
 def device_type(wanted: str) -> str:
-    """Choose the device that ``auto`` stands for here."""
+    """Give torch's name of the device, and choose what ``auto`` stands for here."""
     if wanted != "auto":
-        return wanted
+        return "cuda" if wanted == "rocm" else wanted
     if torch.cuda.is_available():
         return "cuda"
     return "xpu" if torch.xpu.is_available() else "cpu"
+
+
+def device_kind(wanted: str) -> str:
+    """Give the name that a profile has for the device: this torch may be one for AMD's."""
+    kind = device_type(wanted)
+    return "rocm" if kind == "cuda" and torch.version.hip else kind
 
 
 def compute_dtype(compute: str, device: torch.device) -> torch.dtype:
@@ -87,8 +94,9 @@ def check_float8_device(device: torch.device) -> None:
     """Raise RecipeError for a GPU without products of rows in float8; a CPU emulates them."""
     if emulates_float8(device.type):
         return
-    seen = f"an {device.type} device"
-    if device.type == "cuda":
+    seen = f"an {device_kind(device.type)} device"
+    # AMD's that have them want other recipes of torchao's: nobody has tried.
+    if device_kind(device.type) == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) >= _FLOAT8_CAPABILITY:
             return
@@ -117,7 +125,7 @@ def check_devices(cluster: Cluster) -> None:
 
     Raises:
         RecipeError: too few devices or none, under a scheduler another number than the
-            profile says, or GPUs whose tiles are not devices.
+            profile says, GPUs whose tiles are not devices, or others beside a rank's own.
     """
     kind = device_type(cluster.device)
     if misses_profile(cluster):
@@ -135,21 +143,38 @@ def check_devices(cluster: Cluster) -> None:
         problem = f"{hierarchy} shows a GPU of two tiles as one device, but a rank has one tile"
         raise RecipeError(_HIERARCHY, problem, f"export {_HIERARCHY}=FLAT")
     wanted, seen = cluster.devices_per_node, count_devices(kind)
+    kind = kind if cluster.device == "auto" else cluster.device
     if seen == 0:
         alone = cluster.scheduler == "none"
         other = "leave cluster.device=auto" if alone else _TELL.format(wanted)
         problem = f"{kind}, but torch {torch.__version__} sees no such device here"
         remedy = f"{other}, or load a torch that was built for it"
         raise RecipeError("cluster.device", problem, remedy)
-    if seen < wanted or (seen > wanted and cluster.scheduler != "none"):
+    if (mask := own_mask(cluster)) is not None:
+        if seen != 1:
+            problem = f"{os.environ[mask]} is to show one device, but torch sees {seen} here"
+            remedy = "cluster.site.rank_environment={} shows each rank all of its node's"
+            raise RecipeError(mask, problem, remedy)
+    elif seen < wanted or (seen > wanted and cluster.scheduler != "none"):
         problem = f"{wanted} {kind} devices, one a rank, but torch sees {seen} here"
         raise RecipeError("cluster.devices_per_node", problem, _remedy(kind, cluster, seen))
 
 
+def own_mask(cluster: Cluster) -> str | None:
+    """Name the variable by which this rank sees its own device alone, if its site sets one.
+
+    What looks at a whole node, before the ranks start, sees all: Slurm's own mask names them.
+    """
+    mask = cluster.rank_mask or ""
+    shown = os.environ.get(mask, "")
+    return mask if shown and "," not in shown else None
+
+
 def _remedy(kind: str, cluster: Cluster, seen: int) -> str:
-    mask, wanted = os.environ.get(MASKS[kind]), cluster.devices_per_node
+    name, wanted = DEVICE_MASKS[kind], cluster.devices_per_node
+    mask = os.environ.get(name)
     if mask is not None and len(mask.split(",")) != wanted:
-        return f"unset {MASKS[kind]}, now {mask}: a rank finds its device by its number"
+        return f"unset {name}, now {mask}: a rank finds its device by its number"
     if cluster.scheduler == "none":
         ways = [f"set cluster.ranks={seen}", "set cluster.device=cpu"]
     else:

@@ -29,13 +29,15 @@ _SDPA = {
 
 
 def _lacking(device: str) -> Sequence[Backend]:
-    """List backends that this machine's device is too old for: cuDNN's are made for Hopper.
+    """List backends that this machine's device has not: cuDNN's are for Hopper, not for AMD.
 
     A fake tensor may say that it is on a device where there is none, which is then a new one.
     """
     if device != "cuda" or not torch.cuda.is_available():
         return ()
     least: dict[Backend, tuple[int, int]] = {"flash": (8, 0), "cudnn": (9, 0)}
+    if torch.version.hip:  # whose capabilities are other numbers
+        return ("cudnn",)
     here = torch.cuda.get_device_capability()
     return tuple(backend for backend, capability in least.items() if here < capability)
 

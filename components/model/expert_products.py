@@ -163,11 +163,12 @@ def has_grouped_kernel(device_type: str) -> bool:
     """Whether torch multiplies all experts at once there.
 
     Builds for Intel GPUs had no such kernel up to 2.14 (github.com/pytorch/pytorch, 195428):
-    torch then multiplies one expert after the other and asks the host before each product.
+    torch then multiplies one expert after the other and asks the host before each product. On
+    AMD's it does so unless told otherwise (pull request 171140, in 2.10).
     """
     if device_type == "xpu":
         return has_kernel("aten::_grouped_mm", device_type)
-    return device_type == "cuda"
+    return device_type == "cuda" and not torch.version.hip
 
 
 class Order(NamedTuple):

@@ -185,7 +185,7 @@ def bill_of(course: Course, cluster: Cluster, hardware: Hardware) -> Bill:
     """Multiply out; energy is the devices' rated power times hours, as BLOOM's card counts."""
     work, failures, chain = course.work, course.failures, course.chain
     saving = work.saving
-    hours, watts = course.total / HOUR, hardware.power_watts
+    hours, watts = course.total / HOUR, hardware.device_watts
     energy = None if watts is None else hours * cluster.ranks * watts / 1_000
     unit, price = "node-h", 1.0
     if not isinstance(cluster.accounting, str):

@@ -114,7 +114,7 @@ def _energy(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
         if (carbon := plan.bill.emissions.kg_co2e) is not None:
             emitted = _emissions(entry).kg_co2e if ended else None
             yield "CO2e of the devices' energy, whole run", _cells(carbon, emitted, "kg")
-    rated = plan.hardware.power_watts
+    rated = plan.hardware.device_watts
     if devices.watts is not None and rated is not None:
         counted = rated * devices.counted_seconds / JOULES_PER_KWH
         yield "energy of the devices, as counted", _cells(counted, devices.kwh, "kWh")

@@ -88,10 +88,10 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
     Raises:
         RecipeError: a process may open too few files, or a rank met what a user has to mend.
     """
-    from components.distributed.devices import device_type  # imports torch
+    from components.distributed.devices import device_kind  # imports torch
 
     # Before torch gives any memory of a device, in this process or in those of the ranks.
-    os.environ |= allocator_variables(device_type(recipe.cluster.device), os.environ)
+    os.environ |= allocator_variables(device_kind(recipe.cluster.device), os.environ)
     if recipe.cluster.ranks == 1:
         return _train_here(folder, recipe)
     ranks, (limit, _) = recipe.cluster.ranks, resource.getrlimit(resource.RLIMIT_NOFILE)

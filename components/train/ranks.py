@@ -15,7 +15,12 @@ from components.errors import RecipeError
 _ALL = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 # Intel's driver has no cache at all where NEO_CACHE_DIR is missing
 # (github.com/intel/compute-runtime, default_cache_config.cpp).
-_OF_DEVICE = {"cuda": ("CUDA_CACHE_PATH",), "xpu": ("NEO_CACHE_DIR", "SYCL_CACHE_DIR")}
+# MIOpen, AMD's cuDNN, fails on shared file systems (docs.olcf.ornl.gov, PyTorch on Frontier).
+_OF_DEVICE = {
+    "cuda": ("CUDA_CACHE_PATH",),
+    "rocm": ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"),
+    "xpu": ("NEO_CACHE_DIR", "SYCL_CACHE_DIR"),
+}
 
 
 def cache_variables(device: str) -> tuple[str, ...]:
@@ -31,7 +36,11 @@ _GROWS = "expandable_segments:True"  # segments that grow: what is freed in betw
 
 
 def allocator_settings(device: str) -> str | None:
-    """Return what ``PYTORCH_ALLOC_CONF`` is for such devices where nobody has set it."""
+    """Return what ``PYTORCH_ALLOC_CONF`` is for such devices where nobody has set it.
+
+    On AMD's GPUs torch has no such segments up to 2.10, and with newer ones of 2026 the first
+    copy hung: https://github.com/pytorch/pytorch/issues/192259.
+    """
     return _GROWS if device == "cuda" else None
 
 

@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.types import _DEVICE
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator
 from lightning.pytorch.accelerators.accelerator import Accelerator
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.constants import default_pg_timeout
 
 from components.config.schema.recipe import Recipe
-from components.config.schema.sections import Parallelism
+from components.config.schema.sections import Cluster, Parallelism
 from components.distributed import devices
 from components.distributed.mesh import Degrees, Mesh, build_mesh
 
@@ -59,6 +59,19 @@ class XPUAccelerator(Accelerator):
     @staticmethod
     def name() -> str:
         return "xpu"
+
+
+class OwnDeviceAccelerator(CUDAAccelerator):
+    """Give each rank the first device, which is the only one that its site shows it."""
+
+    @staticmethod
+    def parse_devices(devices: int | str | list[int]) -> list[int]:
+        assert isinstance(devices, int), devices
+        return [0] * devices  # one for each rank of the node
+
+    @staticmethod
+    def name() -> str:
+        return "own device"
 
 
 def register_xpu() -> None:
@@ -130,6 +143,12 @@ def rank_here() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def _accelerator(cluster: Cluster) -> str | Accelerator:
+    kind = devices.device_type(cluster.device)
+    alone = kind == "cuda" and devices.own_mask(cluster) is not None
+    return OwnDeviceAccelerator() if alone else kind
+
+
 def make_trainer(
     *, recipe: Recipe, callbacks: Sequence[Callback], most_steps: int | None
 ) -> Trainer:
@@ -145,7 +164,7 @@ def make_trainer(
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
     warnings.filterwarnings("ignore", message="GPU available but not used")  # asked for so
     return Trainer(
-        accelerator=devices.device_type(recipe.cluster.device),
+        accelerator=_accelerator(recipe.cluster),
         devices=recipe.cluster.devices_per_node,
         num_nodes=recipe.cluster.nodes,
         strategy=MeshStrategy(recipe.parallelism),

@@ -14,16 +14,19 @@ NUMBER = r"[1-9]\d*"
 SBATCH = {
     "--account": NAME,
     "--array": r"1-[1-9]\d*%1",
-    "--constraint": NAME,
+    "--constraint": rf"({NAME})(&({NAME}))*",
     "--cpus-per-task": NUMBER,
     "--ear": "on|off",  # a plugin of the Energy Aware Runtime, where it is installed
     "--exclusive": "(user|mcs|topo)?",
     "--export": "NONE|ALL",
+    "--gpus-per-node": NUMBER,
     "--gres": r"gpu:[1-9]\d*",
     "--hint": "nomultithread|multithread|compute_bound|memory_bound",
     "--job-name": NAME,
     "--mail-type": "ALL|BEGIN|END|FAIL|REQUEUE|NONE",
     "--mail-user": r"[^@\s]+@[^@\s]+",
+    "--mem": r"[1-9]\d*[KMGT]?",
+    "--network": "disable_rdzv_get",  # of the plugin for Slingshot, hpe_slingshot
     "--nodes": NUMBER,
     "--ntasks-per-node": NUMBER,
     "--open-mode": "append|truncate",

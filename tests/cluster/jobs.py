@@ -22,6 +22,7 @@ from components.config.schema.recipe import Recipe
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = published_recipes()
 CHECKOUT = Path("/path/to/kochbuch")
+IN_IMAGES = ("lumi", "alps")  # started by a command and by a file
 
 
 def home_of(name: str) -> str:
@@ -46,7 +47,7 @@ def script_of(*words: str) -> str:
 
 
 def scripts() -> dict[str, tuple[str, ...]]:
-    """Name the golden scripts: every recipe at home, one that has moved to PBS, copies."""
+    """Name the golden scripts: every recipe at home, one that moved to PBS, copies, images."""
     at_home = {
         f"{name}-{home_of(name)}": (f"recipe={name}", f"cluster={home_of(name)}")
         for name in RECIPES
@@ -56,11 +57,13 @@ def scripts() -> dict[str, tuple[str, ...]]:
     smoke = ("recipe=teuken7b", "cluster=juwels", "cluster.smoke=true")
     copied = ("recipe=bloom176b", "cluster=jean_zay", "cluster.imports=node_local")
     copied_pbs = ("recipe=mula1b", "cluster=aurora", "cluster.imports=node_local")
+    image = f"site.image={CHECKOUT}/image.sif"
     return at_home | {
         "teuken7b-aurora": (*moved, batch),
         "teuken7b-juwels-smoke": smoke,
         "bloom176b-jean_zay-copies": copied,
         "mula1b-aurora-copies": copied_pbs,
+        **{f"teuken7b-{name}": (moved[0], f"cluster={name}", image) for name in IN_IMAGES},
     }
 
 

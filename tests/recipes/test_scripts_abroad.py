@@ -1,6 +1,8 @@
 """The scripts of all recipes on all profiles: chains where a queue takes them, limits told."""
 
 import re
+import shutil
+import subprocess
 from functools import cache
 from itertools import count
 from math import gcd
@@ -20,7 +22,15 @@ PROFILES = {
     if (tree := yaml.safe_load(path.read_text("utf-8")))["scheduler"] != "none"
 }
 ABROAD = [(name, cluster) for name in RECIPES for cluster in PROFILES]
-QUICK = ("teuken7b-aurora", "mula1b-juwels", "bloom560m-jean_zay_h100", "gpt175b-jean_zay")
+SHELLCHECK = shutil.which("shellcheck")
+QUICK = (
+    "teuken7b-aurora",
+    "gpt20b-frontier",
+    "mula1b-jupiter",
+    "mula1b-juwels",
+    "bloom560m-jean_zay_h100",
+    "gpt175b-jean_zay",
+)
 NEAREST = re.compile(
     r"(cut to|raise to) ([\d,]+) \((\S+), [\d.]+ h\)|site\.queue=\S+, [\d.]+ h"
 )
@@ -43,9 +53,20 @@ def words_for(name: str, cluster: str) -> tuple[str, ...]:
     return (f"recipe={name}", f"cluster={cluster}", *more, "budget.ramp_up=none")
 
 
+def check_shell(script: str) -> None:
+    """Let shellcheck read the script, where it is installed."""
+    if SHELLCHECK is None:
+        return
+    # SC1091: the environment that a script activates is on another machine.
+    command = [SHELLCHECK, "--exclude=SC1091", "-"]
+    done = subprocess.run(command, input=script, text=True, capture_output=True)
+    assert done.stdout == ""
+
+
 def check_chain(job: JobSettings) -> None:
     """Hold the script against its queue, and what is noted against what a limit asks for."""
     script, queue = render(job), job.limits
+    check_shell(script)
     found = read_directives(script)
     arrays = job.cluster.scheduler == "slurm"
     chained = "--array" in found if arrays else 'cluster.begin "$run" chain' in script

@@ -28,6 +28,10 @@ def check_engine(recipe: "Recipe") -> None:
         remedy = "set parallelism.engine=mesh, or optimizer=adamw"
         raise RecipeError("parallelism.engine", problem, remedy)
     _check_degrees(degrees)
+    if (mask := recipe.cluster.rank_mask) is not None:
+        problem = f"deepspeed, which takes the device of a rank's number, but {mask} hides it"
+        remedy = f"set cluster.site.rank_environment={{}}, {_TO_MESH}"
+        raise RecipeError("parallelism.engine", problem, remedy)
     compute, device = recipe.precision.compute, recipe.cluster.device
     if compute != "auto":
         check_precision(recipe, compute)

@@ -48,8 +48,9 @@ class Hardware(Section):
 
     A product's tiles are dealt to ``compute_units``: multiprocessors, or Xe cores.
     ``gemm`` is what large matrix products reach, ``peak`` what the vendor states.
-    ``usable_bytes`` is the most that a run's tensors were seen to take; where it is null, all
-    but ``context_bytes`` counts as usable.
+    ``power_watts`` are a card's, which is ``devices_per_card`` devices. ``usable_bytes`` is the
+    most that a run's tensors were seen to take; where it is null, all but ``context_bytes``
+    counts as usable.
     """
 
     device: str
@@ -63,6 +64,12 @@ class Hardware(Section):
     inside: NetworkLink
     across: Network
     power_watts: Rate | None
+    devices_per_card: Count = 1
+
+    @property
+    def device_watts(self) -> float | None:
+        """A device's share of its card's power."""
+        return None if self.power_watts is None else self.power_watts / self.devices_per_card
 
 
 class Storage(Section):
@@ -135,6 +142,13 @@ class QueueSection(Section):
 
 Machine = OrNone[Hardware]
 
+# Of each kind of device, the variable that hides others of its node from torch.
+DEVICE_MASKS = {
+    "cuda": "CUDA_VISIBLE_DEVICES",
+    "rocm": "ROCR_VISIBLE_DEVICES",
+    "xpu": "ZE_AFFINITY_MASK",
+}
+
 
 class Variable(Section):
     """An environment variable's value, and why the site needs it.
@@ -153,6 +167,16 @@ class SetupStep(Section):
 
     run: str
     reason: str
+
+
+class ContainerFile(Section):
+    """What stands in a file by which ``srun --environment`` starts an image.
+
+    ``mounts`` are folders of the host that it sees, ``annotations`` what the site's hooks read.
+    """
+
+    mounts: Words
+    annotations: FrozenMapping[str]
 
 
 class Binding(Section):
@@ -184,6 +208,8 @@ class Site(Section):
     packages that they bring, which no environment installs over. ``login_shell`` starts the
     script by ``bash -l``. ``no_proxy`` is what is reached past the ``proxy``. Each rank expands
     ``rank_environment`` for itself, as ``$SLURM_LOCALID``, and is started by ``rank_wrapper``.
+    ``architecture`` is that of the nodes, as ``uname -m`` has it. An image is started by
+    ``container``, or by a file that the job's script writes (``container_file``).
     """
 
     queue_option: Literal["--partition", "--qos", "-q"]
@@ -210,6 +236,8 @@ class Site(Section):
     no_proxy: str | None = None
     rank_environment: FrozenMapping[Variable] = Field(default_factory=lambda: freeze({}))
     rank_wrapper: Words = ()
+    architecture: Literal["x86_64", "aarch64"] = "x86_64"
+    container_file: ContainerFile | None = None
 
 
 class Preflight(Section):

@@ -177,7 +177,7 @@ class Cluster(Section):
 
     name: str
     scheduler: Literal["none", "slurm", "pbs"]
-    device: Literal["auto", "cpu", "cuda", "xpu"]
+    device: Literal["auto", "cpu", "cuda", "rocm", "xpu"]
     devices_per_node: Ranks
     nodes: Ranks
     ranks: Ranks
@@ -196,6 +196,13 @@ class Cluster(Section):
     preflight: OrNone[profile.Preflight]
     imports: Literal["shared", "node_local"]
     site: OrNone[profile.Site]
+
+    @property
+    def rank_mask(self) -> str | None:
+        """Name the variable by which the site shows each rank its own device, if it does."""
+        mask = profile.DEVICE_MASKS.get(self.device, "")
+        shown = not isinstance(self.site, str) and mask in self.site.rank_environment
+        return mask if shown else None
 
 
 class PublishedFigure(Section):

@@ -4,14 +4,21 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from components.distributed.devices import MASKS, count_devices
+from components.config.schema.cluster import DEVICE_MASKS
+from components.distributed.devices import count_devices, device_kind
 from components.distributed.mesh import sum_over_ranks
 from components.energy.counters import EnergyCounter, Meter, NoCounterError
-from components.energy.devices import NvidiaCounter, card_counters, host_counters
+from components.energy.devices import (
+    NvidiaCounter,
+    amd_counters,
+    card_counters,
+    host_counters,
+)
 from components.fault_tolerance.rank_health import everyones_energy
 from components.train.callbacks.hooks import RunCallback
 from components.train.callbacks.metrics_logger import Metrics
@@ -42,8 +49,15 @@ class Metering(RunCallback):
         self.sources = dict.fromkeys(("devices", "hosts"), "no step was taken")
 
     def on_begin(self, module: Pretraining) -> None:
-        rank, ranks = module.local_rank, module.recipe.cluster.devices_per_node
-        devices = device_source(module.device, rank=rank, ranks=ranks, sysfs=self.sysfs)
+        rank, cluster = module.local_rank, module.recipe.cluster
+        hardware, ranks = cluster.hardware, cluster.devices_per_node
+        devices = device_source(
+            module.device,
+            rank=rank,
+            ranks=ranks,
+            per_card=1 if isinstance(hardware, str) else hardware.devices_per_card,
+            sysfs=self.sysfs,
+        )
         hosts = host_source(rank=rank, sysfs=self.sysfs)
         self.sources = {"devices": devices.text, "hosts": hosts.text}
         if devices.units and not devices.counters:
@@ -62,14 +76,20 @@ class Metering(RunCallback):
         self.metrics.energy(module.progress, *everyones_energy(sum_over_ranks(own)))
 
 
-def device_source(device: torch.device, *, rank: int, ranks: int, sysfs: Path) -> EnergySource:
+def device_source(
+    device: torch.device, *, rank: int, ranks: int, per_card: int, sysfs: Path
+) -> EnergySource:
     """Choose what counts the device of a node's rank ``rank``, of ``ranks``.
 
-    An NVIDIA GPU is its rank's. Intel's cards have two tiles, each a rank's, and one counter:
-    the node's first rank counts all of them.
+    An NVIDIA GPU is its rank's. Intel's and AMD's cards may be two devices, each a rank's, with
+    one counter: the node's first rank counts all of them.
     """
     if device.type == "cpu":
         return EnergySource(counters=(), units=0, text="a CPU's energy is its host's")
+    if device_kind(device.type) == "rocm":
+        text = "pm_counters" if (sysfs / "cray/pm_counters").is_dir() else "rocm-smi"
+        find = partial(amd_counters, sysfs, devices=ranks, per_card=per_card)
+        return _source(0 if rank else ranks, f"{text} of the cards", find)
     if device.type == "cuda":
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         return _source(1, "NVML", lambda: [NvidiaCounter(uuid=uuid)])
@@ -80,7 +100,7 @@ def device_source(device: torch.device, *, rank: int, ranks: int, sysfs: Path) -
 def _whole_cards(ranks: int, sysfs: Path) -> Sequence[EnergyCounter]:
     """Find the counters of Intel's cards, if all that they count is that of our ``ranks``."""
     cards, seen = card_counters(sysfs), count_devices("xpu")
-    if os.environ.get(MASKS["xpu"]) or seen != ranks or seen % len(cards):
+    if os.environ.get(DEVICE_MASKS["xpu"]) or seen != ranks or seen % len(cards):
         together = f"{len(cards)} cards count together what {ranks} ranks and maybe others use"
         raise NoCounterError(together)
     return cards

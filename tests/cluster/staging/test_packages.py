@@ -13,8 +13,8 @@ from tests.cluster.staging.archives import entry, write_source, write_wheel
 Lock = Callable[[str], list[str]]
 
 
-def target(python: str) -> Target:
-    return Target(python=python, provided=("torch",))
+def target(python: str, architecture: str = "x86_64") -> Target:
+    return Target(python=python, provided=("torch",), architecture=architecture)
 
 
 @pytest.fixture
@@ -45,9 +45,30 @@ def test_the_wheels_are_the_targets_and_not_this_machines(
 ) -> None:
     old = write_wheel(index, "fast", tag="cp311-cp311-manylinux_2_17_x86_64")
     new = write_wheel(index, "fast", tag="cp312-cp312-manylinux_2_28_x86_64")
-    lock = entry(old) + entry(new).partition("\\\n")[2]
-    lock = lock.replace("\n    --hash", " \\\n    --hash").replace("\\ \\", "\\")
-    assert fetch(lock, target("3.12")) == [new.name]
+    assert fetch(pinned(old, new), target("3.12")) == [new.name]
+
+
+def pinned(*wheels: Path) -> str:
+    """Pin one version, whichever of these wheels serves."""
+    name, hashes = (
+        entry(wheels[0]).splitlines()[0],
+        [entry(one).splitlines()[1] for one in wheels],
+    )
+    return " \\\n".join([name.removesuffix(" \\"), *hashes]) + "\n"
+
+
+@pytest.mark.long
+def test_for_arm_nodes_wheels_are_arms(
+    index: Path, fetch: Callable[[str, Target], list[str]]
+) -> None:
+    tags = ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "manylinux2014_aarch64")
+    intel, arm, older = (write_wheel(index, "fast", tag=f"cp313-cp313-{tag}") for tag in tags)
+    lock = pinned(intel, arm, older)
+    assert fetch(lock, target("3.13", "aarch64")) == [arm.name]
+    arm.unlink()
+    older.unlink()
+    with pytest.raises(RecipeError, match=r"No matching distribution found for fast"):
+        fetch(lock, target("3.13", "aarch64"))
 
 
 @pytest.mark.long

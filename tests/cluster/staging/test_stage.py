@@ -1,18 +1,28 @@
 """The words of a stage: for which machine, from which commit, with which installer."""
 
+import platform
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from cluster.image_file import stage_image
 from cluster.staging import INSTALLER, bundle_code, target_of, write_installer
 from cluster.user import User
-from command.actions.stage import locks_of, stage_image
+from command.actions.stage import locks_of
 from components.errors import RecipeError
 from tests.cluster.jobs import recipe_of
 
-HOMES = ("teuken7b cluster=juwels", "mula7b_a1b cluster=aurora", "gpt20b cluster=smng_p2")
+HOMES = (
+    "teuken7b cluster=juwels",
+    "mula7b_a1b cluster=aurora",
+    "gpt20b cluster=smng_p2",
+    "teuken7b cluster=frontier",
+    "teuken7b cluster=jupiter",
+)
+# What Apptainer writes first, with its code for the processors: `sif header` shows it.
+SIF = "#!/usr/bin/env run-singularity\n\0SIF_MAGIC\00001\0{code}\0"
 
 
 def git(folder: Path, *words: str) -> str:
@@ -67,6 +77,35 @@ def test_a_module_that_brings_torch_is_respected() -> None:
     assert target_of(recipe, User(python="3.12")).provided == ("torch",)
 
 
+def test_the_architecture_is_the_profiles_and_without_a_site_this_machines() -> None:
+    recipe = recipe_of("recipe=teuken7b", "cluster=jupiter")
+    target = target_of(recipe, User())
+    assert (target.python, target.architecture) == ("3.13", "aarch64")
+    assert "--platform=manylinux_2_28_aarch64" in target.pip_options
+    assert not any("x86_64" in option for option in target.pip_options)
+    here = recipe_of("recipe=teuken7b", "cluster=local")
+    assert target_of(here, User()).architecture == platform.machine()
+
+
+def test_an_installer_refuses_processors_that_its_wheels_are_not_for(tmp_path: Path) -> None:
+    recipe = recipe_of("recipe=teuken7b", "cluster=jupiter", "cluster.site.modules=[]")
+    target = target_of(recipe, User())
+    write_installer(tmp_path, recipe, target, commit="c0ffee", image=None, words=())
+    (tmp_path / "SHA256SUMS").touch()
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in (("uname", "echo x86_64"), ("sha256sum", "exit 0")):
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    path = {"PATH": f"{programs}:/usr/bin:/bin"}
+    command = ["bash", str(tmp_path / INSTALLER), str(tmp_path / "home")]
+    done = subprocess.run(command, env=path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    said = "this machine is x86_64, the wheels are for aarch64: stage for its own cluster\n"
+    assert done.stderr == said
+    assert not (tmp_path / "home").exists()
+
+
 @pytest.mark.parametrize("version", ["3.10", "2.7", "3.12.1", "new"])
 def test_what_is_no_version_or_too_old_is_refused(version: str) -> None:
     recipe = recipe_of("recipe=teuken7b", "cluster=juwels")
@@ -105,9 +144,25 @@ def test_libraries_that_not_every_run_needs_are_staged_if_the_recipe_does() -> N
 
 
 def test_an_image_is_copied_or_refused(tmp_path: Path) -> None:
-    (tmp_path / "torch.sif").write_bytes(b"image")
-    (tmp_path / "stage").mkdir()
-    assert stage_image(str(tmp_path / "torch.sif"), tmp_path / "stage") == "torch.sif"
-    assert (tmp_path / "stage" / "torch.sif").read_bytes() == b"image"
+    image, stage = tmp_path / "torch.sif", tmp_path / "stage"
+    stage.mkdir()
+    text = SIF.format(code="04").encode() + b"image"
+    image.write_bytes(text)
+    assert stage_image(str(image), stage, "aarch64") == "torch.sif"
+    assert (stage / "torch.sif").read_bytes() == text
     with pytest.raises(RecipeError, match=r"site.image: there is no file"):
-        stage_image(str(tmp_path / "none.sif"), tmp_path / "stage")
+        stage_image(str(tmp_path / "none.sif"), stage, "aarch64")
+    (stage / "torch.sif").unlink()
+    said = r"image: torch.sif is for aarch64, the cluster's nodes are x86_64\n  name an image"
+    with pytest.raises(RecipeError, match=said):
+        stage_image(str(image), stage, "x86_64")
+    assert not list(stage.iterdir())
+
+
+def test_of_an_image_that_does_not_tell_its_processors_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "torch.img").write_bytes(b"image")
+    (tmp_path / "stage").mkdir()
+    assert stage_image(str(tmp_path / "torch.img"), tmp_path / "stage", "aarch64")
+    assert "nothing here tells for which processors torch.img is" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Each device and host is counted by one rank; a run's processes add up to its energy."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from tests.components.train.test_trainer import Plant, plant
 __all__ = ["plant"]  # a fixture
 
 XPU = torch.device("xpu", 0)
+source_of = partial(device_source, per_card=2)
 SOURCES = {"devices": "NVML", "hosts": "no counter: none"}
 FRANCE = Electricity(power_usage_effectiveness=1.2, grams_co2e_per_kwh=57.0)
 
@@ -38,7 +40,7 @@ def test_the_cards_of_a_node_are_counted_by_its_first_rank_for_all_tiles(
     plant(xpu=tiles)
     for number in range(cards):
         write_card(tmp_path, number, microjoules=10**number * 1_000_000)
-    found = [device_source(XPU, rank=r, ranks=tiles, sysfs=tmp_path) for r in range(tiles)]
+    found = [source_of(XPU, rank=r, ranks=tiles, sysfs=tmp_path) for r in range(tiles)]
     assert sum(one.units for one in found) == found[0].units == tiles
     assert sum(one.read() for one in found[0].counters) == int("1" * cards)
     assert not any(one.counters for one in found[1:])
@@ -62,7 +64,7 @@ def test_cards_that_count_more_than_our_ranks_count_nothing(
     monkeypatch.setenv("ZE_AFFINITY_MASK", mask)
     for number in range(cards):
         write_card(tmp_path, number)
-    source = device_source(XPU, rank=0, ranks=ranks, sysfs=tmp_path)
+    source = source_of(XPU, rank=0, ranks=ranks, sysfs=tmp_path)
     assert (list(source.counters), source.units) == ([], ranks)
     said = f"{cards} cards count together what {ranks} ranks" if cards else "no card of i915"
     assert source.text.startswith(f"no counter: {said}")
@@ -73,14 +75,14 @@ def test_a_gpu_of_nvidia_is_its_own_ranks_and_without_a_driver_says_no_counter(
 ) -> None:
     properties = SimpleNamespace(uuid="00000000-0000-0000-0000-000000000000")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    source = device_source(torch.device("cuda", 3), rank=3, ranks=4, sysfs=tmp_path)
+    source = source_of(torch.device("cuda", 3), rank=3, ranks=4, sysfs=tmp_path)
     assert (list(source.counters), source.units) == ([], 1)
     assert source.text.startswith("no counter: ")
     assert "\n" not in source.text  # the run says it in a line
 
 
 def test_a_cpu_has_no_energy_beside_its_hosts(tmp_path: Path) -> None:
-    cpu = device_source(torch.device("cpu"), rank=0, ranks=2, sysfs=tmp_path)
+    cpu = source_of(torch.device("cpu"), rank=0, ranks=2, sysfs=tmp_path)
     assert (cpu.units, len(cpu.counters)) == (0, 0)
     write_zone(tmp_path, "intel-rapl:0", "package-0")
     first, second = (host_source(rank=rank, sysfs=tmp_path) for rank in range(2))
