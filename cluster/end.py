@@ -57,6 +57,12 @@ _HARDWARE = re.compile(
     r"GPU has fallen off|unspecified launch failure|Input/output error|No such device|"
     r"no ROCm-capable device|\bGPU Hang\b"
 )
+# What AMD's runtime writes before it aborts a rank, which then raises nothing: of a device that
+# hangs or breaks, or of an address that is none, which is the program's doing.
+_LAST_WORDS = re.compile(
+    rb"^(?:HW Exception|(?P<program>Memory access fault)) by GPU node-.*$", re.MULTILINE
+)
+_TAIL_BYTES = 4_096
 _LONGEST = 500
 RELAUNCH = 75  # EX_TEMPFAIL of sysexits.h: try again; ranks end with 4 when they hang
 Verdict = PreflightVerdict | None
@@ -193,8 +199,23 @@ def find_failure(
     if killed is not None:
         why = f"rank {int(killed['rank'])} on {killed['node']}: {killed['what'].strip()}"
         node = next((node for node in nodes if node.split(".")[0] in killed["node"]), None)
-        return Failure(why=why, nodes=() if node is None else (node,), of_node=True)
+        words = _last_words(ranks, int(killed["rank"]))
+        if words is not None:
+            why = f"{why}: {words[0].decode(errors='replace')}"[:_LONGEST]
+        of_node = words is None or words["program"] is None
+        return Failure(why=why, nodes=() if node is None else (node,), of_node=of_node)
     return Failure(why=f"exit status {status}, and no rank said why")
+
+
+def _last_words(ranks: Path, rank: int) -> re.Match[bytes] | None:
+    """Find what a rank's runtime wrote last into the newest of the rank's logs."""
+    logs = [one for one in ranks.glob(f"*-{rank}.log") if "preflight" not in one.name]
+    newest = max(logs, key=lambda log: log.stat().st_mtime_ns, default=None)
+    if newest is None:
+        return None
+    with newest.open("rb") as stream:
+        stream.seek(max(0, newest.stat().st_size - _TAIL_BYTES))
+        return next(reversed([*_LAST_WORDS.finditer(stream.read())]), None)
 
 
 def _as_listed(said: Iterable[str], nodes: Sequence[str]) -> tuple[str, ...]:

@@ -61,7 +61,8 @@ def target_of(recipe: Recipe, user: User) -> Target:
         RecipeError: the version is none, or older than what this project runs on.
     """
     site = recipe.cluster.site
-    profile, provided, architecture = None, (), platform.machine()
+    profile, architecture = None, platform.machine()
+    provided: tuple[str, ...] = ()
     if not isinstance(site, str):
         profile, provided, architecture = site.python, site.provides, site.architecture
     here = "{}.{}".format(*sys.version_info[:2])

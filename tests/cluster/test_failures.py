@@ -103,6 +103,27 @@ def test_a_device_that_breaks_makes_its_node_suspect(
     assert (found.nodes, found.of_node) == (("jwb0001",), True)
 
 
+HANGS = "HW Exception by GPU node-9 (Agent handle: 0x631351bb5a20) reason :GPU Hang"
+FAULT = "Memory access fault by GPU node-4 (Agent handle: 0x152e220) on address (nil)."
+
+
+@pytest.mark.parametrize(
+    ("said", "of_node"), [(HANGS, True), (FAULT, False), ("nothing of a device", True)]
+)
+def test_a_rank_that_amd_s_runtime_aborted_has_its_last_words(
+    tmp_path: Path, said: str, of_node: bool
+) -> None:
+    (tmp_path / "6-5.log").write_text(f"{FAULT}\n")
+    (tmp_path / "7-5.log").write_text("step\n" * 2_000 + said)
+    (tmp_path / "7-15.log").write_text(f"{FAULT}\n")
+    (tmp_path / "7-preflight-5.log").write_text(f"{FAULT}\n")
+    os.utime(tmp_path / "6-5.log", (1, 1))
+    found = find(tmp_path, log=SRUN.replace("Killed", "Aborted (core dumped)"))
+    told = "" if said.startswith("nothing") else f": {said}"
+    assert found.why == f"rank 5 on jwb0002: Aborted (core dumped){told}"
+    assert (found.nodes, found.of_node) == (("jwb0002",), of_node)
+
+
 def test_a_mistake_in_the_recipe_is_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,8 @@ SHAPES = {
                       "rows": 256_000},
     "lucie_7b": {"dim": 4_096, "layers": 32, "heads": 32, "kv": 8, "ffn": 12_288,
                  "rows": 65_024},
+    "viking_7b": {"dim": 4_096, "layers": 32, "heads": 32, "kv": 32, "ffn": 11_008,
+                  "rows": 131_072},
 }  # fmt: skip
 OLMO2 = {  # norms of queries and keys over all heads, and 74 rows more than pieces
     "olmo2_1b": {"dim": 2_048, "layers": 16, "heads": 16, "kv": 16, "ffn": 8_192,
@@ -58,6 +60,16 @@ def test_parameters_are_those_of_the_published_shape(name: str) -> None:
     if name in OLMO2:
         expected += 2 * shape["dim"] * shape["layers"]
     assert recipe(name).derived.parameters.total == expected
+
+
+def test_the_reference_has_narrow_heads_with_norms_and_no_biases() -> None:
+    found = recipe("opensci_1b7")
+    attention, ffn = 4 * 2_048**2 + 2 * 64, 3 * 2_048 * 8_192
+    layers = 24 * (attention + ffn + 2 * 2_048)
+    assert found.derived.parameters.total == layers + 2_048 + 50_304 * 2_048 == 1_713_738_752
+    # Of queries, keys, values, output and the MLP's maps, were add_bias_linear left as it is.
+    assert 24 * (4 * 2_048 + 2 * 8_192 + 2_048) == 638_976
+    assert found.model["attention"]["qk_norm_over"] == "each_head"
 
 
 @pytest.mark.parametrize(
@@ -86,6 +98,8 @@ RUNS = {
     "salamandra_2b": (512, 8_192, 3_016_817, 256),
     "salamandra_7b": (512, 8_192, 3_016_817, 512),
     "lucie_7b": (1_024, 4_096, 753_851, 512),
+    "viking_7b": (1_024, 4_096, 476_838, 512),  # the last step is begun; Megatron leaves it
+    "opensci_1b7": (1_024, 4_096, 71_526, 256),
 }
 
 
@@ -107,6 +121,8 @@ OPTIMIZERS = {
     "salamandra_2b": (2.0e-4, 1e-8, 0.1, "matrices"),
     "salamandra_7b": (3.0e-4, 1e-8, 0.1, "matrices"),
     "lucie_7b": (3.0e-4, 1e-5, 0.1, "matrices"),
+    "viking_7b": (3.0e-4, 1e-5, 0.1, "matrices"),
+    "opensci_1b7": (4.0e-3, 1e-8, 0.05, "matrices"),
 }
 
 
@@ -140,6 +156,10 @@ def rate(name: str, step: int) -> float:
         ("salamandra_7b", 2_000, 3.0e-4),
         ("salamandra_7b", 3_016_817, 3.0e-5),
         ("salamandra_2b", 3_016_817, 2.0e-5),
+        ("viking_7b", 2_000, 3.0e-4),
+        ("opensci_1b7", 25_000, 4.0e-3),
+        ("opensci_1b7", 71_526 - 14_305, 4.0e-3),
+        ("opensci_1b7", 71_526, 0.0),
     ],
 )
 def test_rates_are_those_of_the_configurations(name: str, step: int, expected: float) -> None:
