@@ -118,6 +118,7 @@ class ModelShape(_Part):
     positions: PositionsShape
     embedding_norm: NormShape | None = None
     norm_placement: Literal["before", "after"] = "before"
+    logit_cap: float | None = None
 
     @property
     def vocabulary_matrices(self) -> int:

@@ -54,6 +54,8 @@ NO_SCALARS = Need(
     "its activation has nothing to train",
     lambda m: not m.mlp.activation_parameters,
 )
+# What all need.
+NO_CAP = Need("logit_cap", "it does not cap its logits", lambda m: m.logit_cap is None)
 NO_EMBEDDING_NORM = Need(
     "embedding_norm", "it does not normalize embeddings", lambda m: m.embedding_norm is None
 )
@@ -106,7 +108,7 @@ def all_families() -> tuple[HFFamily, ...]:
 def choose_family(features: Features) -> HFFamily:
     """Take the family with every feature, or raise a RecipeError of what the nearest lack."""
     unmet = {
-        family: [need for need in family.needs if not need.is_met(features)]
+        family: [need for need in (*family.needs, NO_CAP) if not need.is_met(features)]
         for family in all_families()
     }
     fewest = min(map(len, unmet.values()))

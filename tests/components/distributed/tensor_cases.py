@@ -25,8 +25,10 @@ LENGTH = 16
 ROTARY = partial(Rotary, base=10_000.0)
 RMS_NORM = partial(Norm, eps=1e-5, center=False, weight=True, bias=False)
 LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=True, bias=True)
+BARE_RMS_NORM = partial(Norm, eps=1e-5, center=False, weight=False, bias=False)
 BARE_LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=False, bias=False)
 SWIGLU = partial(MLP, ffn_dim=32, activation="silu", gated=True, bias=False)
+RELU_SQUARED = partial(MLP, ffn_dim=32, activation="relu_squared", gated=False, bias=False)
 XIELU = partial(MLP, ffn_dim=32, activation="xielu", gated=False, bias=False)
 GELU = partial(MLP, ffn_dim=32, activation="gelu", gated=False, bias=True)
 
@@ -49,6 +51,7 @@ class Parts(NamedTuple):
     rows: int = 64
     norm_placement: Literal["before", "after"] = "before"
     qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
+    logit_cap: float | None = None
 
 
 class Difference(NamedTuple):
@@ -86,6 +89,7 @@ def build(parts: Parts) -> Decoder:
         initialization=Normal(std=0.2, residual="scaled", padding_row=None),
         init_from="none",
         norm_placement=parts.norm_placement,
+        logit_cap=parts.logit_cap,
     )
 
 
