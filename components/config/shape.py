@@ -181,6 +181,7 @@ class ModelShape(_Part):
     norm_placement: Literal["before", "after"] = "before"
     dense_mlp: MLPShape | None = None
     num_dense_layers: Layers = 1
+    logit_cap: float | None = None
 
     @property
     def leading_layers(self) -> int:

@@ -74,6 +74,8 @@ PLAIN_ATTENTION = Need(
     "its attention is not latent",
     lambda m: m.attention.key_value_rank is None,
 )
+# What all need.
+NO_CAP = Need("logit_cap", "it does not cap its logits", lambda m: m.logit_cap is None)
 NO_EMBEDDING_NORM = Need(
     "embedding_norm", "it does not normalize embeddings", lambda m: m.embedding_norm is None
 )
@@ -158,7 +160,7 @@ def all_families() -> tuple[HFFamily, ...]:
 def choose_family(features: Features) -> HFFamily:
     """Take the family with every feature, or raise a RecipeError of what the nearest lack."""
     unmet = {
-        family: [need for need in family.needs if not need.is_met(features)]
+        family: [need for need in (*family.needs, NO_CAP) if not need.is_met(features)]
         for family in all_families()
     }
     fewest = min(map(len, unmet.values()))

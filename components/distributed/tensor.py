@@ -100,7 +100,7 @@ def _split_ends(decoder: Decoder, split: _Split) -> None:
             replicate_parameters(module, mesh, shares=split.of_slices)
     if decoder.embedding is not None:
         decoder.embedding = SplitEmbedding(decoder.embedding, mesh, between=between)
-    decoder.readout = SplitReadout(mesh, between=between)
+    decoder.readout = SplitReadout(mesh, between=between, cap=decoder.readout.cap)
     if decoder.head is not None:
         place_parameters(decoder.head, mesh, Shard(0))
         decoder.head.readout = decoder.readout
@@ -257,8 +257,8 @@ class SplitReadout(Readout):
     Logits are gathered whole, for evaluation; the loss is the same on all ranks.
     """
 
-    def __init__(self, mesh: DeviceMesh, *, between: HiddenLayout) -> None:
-        super().__init__()
+    def __init__(self, mesh: DeviceMesh, *, between: HiddenLayout, cap: float | None) -> None:
+        super().__init__(cap=cap)
         self.between = between
         self.softmax = SplitSoftmax(mesh)
 
@@ -273,8 +273,8 @@ class SplitReadout(Readout):
         rows = part_of(cast("DTensor", weight))
         whole = self.between.gather(hidden)
         if targets is not None:
-            return linear_cross_entropy(whole, rows, targets, self.softmax, counted)
-        parts = _everyones(F.linear(whole, rows), self.between.group)
+            return linear_cross_entropy(whole, rows, targets, self.softmax, counted, self.cap)
+        parts = _everyones(self.capped(F.linear(whole, rows)), self.between.group)
         return torch.cat(list(parts), dim=-1)
 
 

@@ -96,10 +96,12 @@ def linear_cross_entropy(
     targets: Int[Tensor, "*batch"],
     softmax: Softmax | None = None,
     counted: Bool[Tensor, "*batch"] | None = None,
+    cap: float | None = None,
 ) -> Float[Tensor, ""]:
     """Average ``logsumexp(hidden @ weight.T) - logit of the target``, in float32.
 
-    The average is over all targets; those that are not ``counted`` add 0.
+    The average is over all targets; those that are not ``counted`` add 0. With a ``cap`` logits
+    are ``cap * tanh(logit / cap)`` first (https://arxiv.org/abs/2408.00118, section 2).
     Rows added to the vocabulary for training take part like any other, as in Megatron. Where
     ``weight`` holds only some of the rows, ``softmax`` asks whoever has the others. The
     gradient of ``weight`` has its dtype, and is rounded once, if at all: over the blocks it is
@@ -111,7 +113,7 @@ def linear_cross_entropy(
     with as_given(hidden):
         given = hidden.to(precision).flatten(0, -2), weight, targets.flatten()
         which = None if counted is None else counted.flatten()
-        return apply(*given, wanted, softmax or Softmax(), which)
+        return apply(*given, wanted, softmax or Softmax(), which, cap)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -124,6 +126,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wanted: tuple[bool, bool],
         softmax: Softmax,
         counted: Tensor | None,
+        cap: float | None,
     ) -> Tensor:
         # Cast once, not in every block; and here, so that a wide weight's gradient is wide.
         rows = weight.to(hidden.dtype)
@@ -134,14 +137,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for tokens in blocks(hidden, rows):
             logits, given = product(hidden[tokens], rows.T), hidden[tokens]
             some = None if counted is None else counted[tokens]
+            slope = None if cap is None else cap_logits_(logits, cap)
             total += softmax.to_gradient(logits, targets[tokens], some)
+            if slope is not None:
+                logits *= slope
             if of_hidden is not None:
                 product_into(of_hidden[tokens], logits, rows)
             if some is not None:  # fewer numbers than the logits that they meet
                 given = given * some[:, None]
             if of_weight is not None:
                 add_product(of_weight, logits.T, given)
-            del logits  # before the next block's are made
+            del logits, slope  # before the next block's are made
         if of_hidden is not None and counted is not None:
             of_hidden *= counted[:, None]
         ctx.gradients = of_hidden, of_weight
@@ -165,7 +171,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 gradients, ctx.dtypes, wanted_gradients(ctx)[:2], strict=True
             )
         )
-        return *scaled, None, None, None, None
+        return *scaled, None, None, None, None, None
+
+
+def cap_logits_(logits: Tensor, cap: float) -> Tensor:
+    """Overwrite logits by capped ones, and return their derivative."""
+    logits.div_(cap).tanh_()
+    slope = 1.0 - logits.square()
+    logits.mul_(cap)
+    return slope
 
 
 def blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
@@ -185,7 +199,17 @@ def _slices(length: int, size: int) -> Iterator[slice]:
 
 
 class Readout(nn.Module):
-    """Compare hidden states with a vocabulary's rows; given targets, return the loss."""
+    """Compare hidden states with a vocabulary's rows; given targets, return the loss.
+
+    No logit is larger than ``cap``.
+    """
+
+    def __init__(self, *, cap: float | None = None) -> None:
+        super().__init__()
+        self.cap = cap
+
+    def capped(self, logits: Tensor) -> Tensor:
+        return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
 
     def forward(
         self,
@@ -195,16 +219,16 @@ class Readout(nn.Module):
         counted: Bool[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
         if targets is None:
-            return linear(hidden, weight)
-        return linear_cross_entropy(hidden, weight, targets, counted=counted)
+            return self.capped(linear(hidden, weight))
+        return linear_cross_entropy(hidden, weight, targets, counted=counted, cap=self.cap)
 
 
 class Head(nn.Linear):
     """Map hidden states to logits, or, given targets, to their mean cross-entropy."""
 
-    def __init__(self, *, dim: int, rows: int) -> None:
+    def __init__(self, *, dim: int, rows: int, cap: float | None = None) -> None:
         super().__init__(dim, rows, bias=False)
-        self.readout = Readout()
+        self.readout = Readout(cap=cap)
 
     def forward(
         self,

@@ -6,8 +6,8 @@ weights are, and in 2.11 harms momentum that is bfloat16 already.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,8 @@ class Muon(torch.optim.Optimizer):
     of an (A, B) matrix: ``match_rms_adamw`` by 0.2 sqrt(max(A, B)), with which the rate and
     decay of AdamW carry over (https://arxiv.org/abs/2502.16982, section 2.2); ``original`` by
     sqrt(max(1, A / B)). Matrices have the rate ``lr x matrix_lr_factor``, and decay by it times
-    ``weight_decay``, unscaled. The rest follows `AdamW`, to whose ``decay`` the embedding and
+    ``weight_decay``, unscaled; embedding and head have factors of their own, a tied one that of
+    the embedding. The rest follows `AdamW`, to whose ``decay`` the embedding and
     the head belong; ``decay_order`` is that of both. The train step bounds the gradients'
     global norm by ``clip_norm`` from ``clip_after_tokens`` on, before all of it.
     """
@@ -48,6 +49,8 @@ class Muon(torch.optim.Optimizer):
         parameters: Iterable[tuple[str, nn.Parameter]],
         lr: Positive,
         matrix_lr_factor: Positive,
+        embedding_lr_factor: Positive,
+        head_lr_factor: Positive,
         momentum: BelowOne,
         nesterov: bool,
         newton_schulz_steps: Count,
@@ -84,6 +87,9 @@ class Muon(torch.optim.Optimizer):
                 clip_norm=clip_norm,
                 clip_after_tokens=clip_after_tokens,
             )
+            factors = {"embedding": embedding_lr_factor, "head": head_lr_factor}
+            of_ends = {one: factors.get(name.partition(".")[0], 1.0) for name, one in rest}
+            self._rest.param_groups = by_rate(self._rest.param_groups, of_ends)
             self._rest.state = (
                 self.state
             )  # one state and one list of groups, for who saves them
@@ -107,7 +113,11 @@ class Muon(torch.optim.Optimizer):
             if parameter.grad is not None:
                 self._update(parameter, group["lr"] * self._lr_factor)
         if self._rest is not None:
+            for other in self._rest.param_groups:
+                other["lr"] *= other["lr_factor"]
             self._rest.step()
+            for other in self._rest.param_groups:
+                other["lr"] = group["lr"]
         return loss
 
     def _update(self, parameter: nn.Parameter, rate: float) -> None:
@@ -127,6 +137,21 @@ class Muon(torch.optim.Optimizer):
         kept = 1.0 - rate * self._weight_decay
         early, late = (kept, 1.0) if self._decay_order == "before" else (1.0, kept)
         parameter.mul_(early).add_(update, alpha=-rate * factor).mul_(late)
+
+
+def by_rate(
+    groups: Sequence[Mapping[str, Any]], factors: Mapping[nn.Parameter, float]
+) -> list[dict[str, Any]]:
+    """Part groups of parameters by the factor of their rate, which each group then names."""
+    return [
+        {
+            **group,
+            "params": [one for one in group["params"] if factors[one] == factor],
+            "lr_factor": factor,
+        }
+        for group in groups
+        for factor in sorted({factors[one] for one in group["params"]})
+    ]
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:

@@ -222,6 +222,8 @@ def _loss(job: TrainingJob, software: SoftwareMemory) -> float:
     rows = job.shape.padded_vocab_size / job.layout.tensor
     block = min(job.microbatch_tokens, software.block_tokens)
     block_bytes = block * BYTES[job.compute]
+    if job.shape.logit_cap is not None:  # the derivative beside
+        block_bytes *= 2
     logits = rows * (job.microbatch_tokens * software.logit_bytes + block_bytes)
     # A float32 sum; first beside the cast weight, then what it is rounded to for a narrow one.
     each = 4 + max(job.cast_bytes, job.gather_bytes % 4)

@@ -59,6 +59,7 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
         (changed(deepseek_v3(), "mlp", "balance_rate", None), "model.mlp.balance_rate", "bias"),
         (changed(gpt2(), "norm", "bias", False), "model.norm", "LayerNorm with weight, eps"),
         (changed(llama(), "mlp", "activation", "xielu"), "model.mlp.activation", "to train"),
+        (llama() | {"logit_cap": 15.0}, "model.logit_cap", "does not cap its logits"),
         (changed(apertus(), "mlp", "bias", True), "model.mlp", "ApertusForCausalLM but for"),
     ],
 )

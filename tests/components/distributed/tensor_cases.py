@@ -27,8 +27,10 @@ LENGTH = 16
 ROTARY = partial(Rotary, base=10_000.0)
 RMS_NORM = partial(Norm, eps=1e-5, center=False, weight=True, bias=False)
 LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=True, bias=True)
+BARE_RMS_NORM = partial(Norm, eps=1e-5, center=False, weight=False, bias=False)
 BARE_LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=False, bias=False)
 SWIGLU = partial(MLP, ffn_dim=32, activation="silu", gated=True, bias=False)
+RELU_SQUARED = partial(MLP, ffn_dim=32, activation="relu_squared", gated=False, bias=False)
 XIELU = partial(MLP, ffn_dim=32, activation="xielu", gated=False, bias=False)
 GELU = partial(MLP, ffn_dim=32, activation="gelu", gated=False, bias=True)
 
@@ -69,6 +71,7 @@ class Parts(NamedTuple):
     windows: Sequence[Window] = ("full",)
     dense_mlp: Callable[..., nn.Module] | None = None
     attention: Callable[..., Attention] | None = None
+    logit_cap: float | None = None
 
 
 class Difference(NamedTuple):
@@ -109,6 +112,7 @@ def build(parts: Parts) -> Decoder:
         init_from="none",
         norm_placement=parts.norm_placement,
         dense_mlp=parts.dense_mlp,
+        logit_cap=parts.logit_cap,
     )
 
 

@@ -9,10 +9,12 @@ from components.model.positions import Alibi, InterleavedRotary, Learned, Positi
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     BARE_LAYER_NORM,
+    BARE_RMS_NORM,
     GELU,
     LATENT,
     LAYER_NORM,
     LENGTH,
+    RELU_SQUARED,
     RMS_NORM,
     SWIGLU,
     XIELU,
@@ -41,6 +43,15 @@ BLOOM = Parts(
 )
 GPT = Parts(num_kv_heads=8, bias=True, tied=True, positions=LEARNED, mlp=GELU, norm=LAYER_NORM)
 HEAD_NORMS = Parts(qk_norm=RMS_NORM, qk_norm_over="each_head")
+NANOCHAT = Parts(
+    num_kv_heads=8,
+    qk_norm=BARE_RMS_NORM,
+    qk_norm_over="each_head",
+    norm=BARE_RMS_NORM,
+    embedding_norm=BARE_RMS_NORM,
+    mlp=RELU_SQUARED,
+    logit_cap=1.5,
+)
 APERTUS = HEAD_NORMS._replace(mlp=XIELU)
 NORMS_AFTER = Parts(qk_norm=RMS_NORM, norm_placement="after")
 FAMILIES = {
@@ -62,6 +73,7 @@ FAMILIES = {
     "a trained activation": APERTUS,
     "latent attention": Parts(attention=LATENT),
     "latent keys alone": Parts(attention=partial(LATENT, query_rank=None)),
+    "bare norms and capped logits": NANOCHAT,
     "norms after, with biases": Parts(bias=True, mlp=GELU, norm_placement="after"),
     "a layer that does not rotate": Parts(
         positions=partial(InterleavedRotary, base=10_000.0, skip_every=2)
@@ -117,7 +129,7 @@ def test_documents_part_the_attention_of_every_rank(
     assert_small(two_ranks(compare, parts, sequence_parallel, True))
 
 
-@pytest.mark.parametrize("parts", [LLAMA, BLOOM], ids=["llama", "bloom"])
+@pytest.mark.parametrize("parts", [LLAMA, BLOOM, NANOCHAT], ids=["llama", "bloom", "capped"])
 @sequence_parallel
 def test_logits_come_whole(two_ranks: Ranks, parts: Parts, sequence_parallel: bool) -> None:
     assert max(two_ranks(logits_difference, parts, sequence_parallel)) < LOSS_TOLERANCE

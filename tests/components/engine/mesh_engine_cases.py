@@ -33,6 +33,8 @@ def muon(named: Named) -> torch.optim.Optimizer:
         parameters=named,
         lr=RATE,
         matrix_lr_factor=1.0,
+        embedding_lr_factor=2.0,
+        head_lr_factor=0.5,
         momentum=0.9,
         nesterov=True,
         newton_schulz_steps=5,

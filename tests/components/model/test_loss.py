@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.model.loss import BLOCKS, Blocks, linear_cross_entropy
+from components.model.loss import BLOCKS, Blocks, Readout, linear_cross_entropy
 from tests.components.model.comparison import gradient_of, relative_difference
 
 
@@ -48,6 +48,21 @@ def test_targets_that_do_not_count_add_nothing_to_loss_and_gradients() -> None:
     loss = linear_cross_entropy(hidden, weight, targets, counted=counted)
     torch.testing.assert_close(loss, total / 21)
     torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight)), expected)
+
+
+@pytest.mark.usefixtures("_block")
+def test_capped_logits_are_those_of_the_formula_and_so_are_gradients() -> None:
+    hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
+    targets, counted = torch.randint(13, (3, 7)), torch.rand(3, 7) < 0.6
+    logits = 1.5 * torch.tanh(F.linear(hidden, weight).flatten(0, 1) / 1.5)
+    left = targets.masked_fill(~counted, -100).flatten()
+    total = F.cross_entropy(logits, left, reduction="sum") / 21
+    expected = torch.autograd.grad(total, (hidden, weight), retain_graph=True)
+    loss = linear_cross_entropy(hidden, weight, targets, counted=counted, cap=1.5)
+    torch.testing.assert_close(loss, total)
+    torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight)), expected)
+    found = Readout(cap=1.5)(hidden, weight, None)
+    torch.testing.assert_close(found.flatten(0, 1), logits)
 
 
 def test_large_logits_neither_overflow_nor_vanish() -> None:

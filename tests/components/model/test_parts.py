@@ -174,6 +174,13 @@ def test_the_mlp_is_its_formula_plain_and_gated(
     torch.testing.assert_close(plain(hidden), inner @ plain.down.weight.T + plain.down.bias)
 
 
+def test_a_bare_norm_of_each_head_is_the_same_before_and_after_rotation() -> None:
+    """So nanochat's, which comes after, needs no order of its own."""
+    norm = Norm(dim=6, eps=1e-6, center=False, weight=False, bias=False)
+    heads, turn = torch.randn(1, 9, 2, 6).double(), rotation_of(9, head_dim=6, base=100.0)
+    torch.testing.assert_close(turn(norm(heads)), norm(turn(heads)), rtol=1e-6, atol=1e-6)
+
+
 def test_xielu_starts_with_its_published_values() -> None:
     found = XIELU()(torch.tensor([-3.0, -1.0, 0.0, 1.0, 3.0]))
     torch.testing.assert_close(found, torch.tensor([0.139830, -0.205696, -8e-7, 1.3, 8.7]))

@@ -29,7 +29,7 @@ NAMES = {"layers.0.mlp.up.weight": (7, 5), "norm.weight": (5,)}
 
 
 def half_life(beta: float) -> float:
-    return np.log(0.5) / np.log(beta + 1e-8) - 1
+    return float(np.log(0.5) / np.log(beta + 1e-8) - 1)
 
 
 def reference(theta: np.ndarray, gradients: np.ndarray, weight_decay: float) -> np.ndarray:

@@ -13,6 +13,8 @@ from components.optim.muon import Muon, is_hidden_matrix, orthogonalised, update
 SETTINGS: dict[str, Any] = {
     "lr": 0.02,
     "matrix_lr_factor": 1.0,
+    "embedding_lr_factor": 1.0,
+    "head_lr_factor": 1.0,
     "momentum": 0.95,
     "nesterov": True,
     "newton_schulz_steps": 5,
@@ -172,6 +174,34 @@ def test_what_is_no_hidden_matrix_moves_as_adamw_moves_it() -> None:
     kept = {name: set(optimizer.state[one]) for name, one in made[0].items()}
     assert all(state == {"step", "exp_avg", "exp_avg_sq"} for state in kept.values())
     assert set(optimizer.state[matrix]) == {"momentum"}
+
+
+def test_embedding_and_head_have_rates_of_their_own_that_follow_the_schedule() -> None:
+    names = ("embedding.weight", "head.weight", "positions.weight", "final_norm.weight")
+    parameters = {name: nn.Parameter(random(4, 4)) for name in (*names, NAME)}
+    optimizer = muon(parameters, embedding_lr_factor=10.0, head_lr_factor=0.2)
+    factors = {"embedding.weight": 10.0, "head.weight": 0.2}
+    references = {}
+    same = {"beta1", "beta2", "eps", "weight_decay", "decay", "decay_order", "clip_norm"}
+    for name in names:
+        settings = {key: value for key, value in SETTINGS.items() if key in same}
+        references[name] = AdamW(
+            parameters=[(name, nn.Parameter(random(4, 4)))],
+            lr=1.0,
+            clip_after_tokens=0,
+            **settings,
+        )
+    for seed, lr in enumerate((0.02, 0.01)):
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        step(optimizer, {one: random(4, 4, seed=seed) for one in parameters.values()})
+        assert {group["lr"] for group in optimizer.param_groups} == {lr}
+        for name, reference in references.items():
+            (group,) = reference.param_groups
+            group["lr"] = lr * factors.get(name, 1.0)
+            step(reference, {group["params"][0]: random(4, 4, seed=seed)})
+    for name, reference in references.items():
+        assert torch.equal(parameters[name], reference.param_groups[0]["params"][0]), name
 
 
 def test_a_parameter_without_gradient_rests_and_a_loss_is_computed_once() -> None:

@@ -7,7 +7,7 @@ import pytest
 from components.config.shape import ModelShape, PositionsShape
 from components.planner.job import TrainingJob
 from components.planner.layer import layer_bytes_per_token, microbatches_kept
-from components.planner.memory import plan_memory, usable_bytes
+from components.planner.memory import plan_memory, rank_memory, usable_bytes
 from components.planner.states import (
     DeviceParameters,
     held,
@@ -317,6 +317,14 @@ def test_the_activations_scalars_are_held_whole_by_each_tensor_rank() -> None:
         here = layout(tensor=tensor)
         one, other = (held(job(each, here), 0).dense for each in (shape, MIDDLE))
         assert one - other == 32 * 2
+
+
+def test_capped_logits_have_their_derivative_beside_them() -> None:
+    capped = MIDDLE.model_copy(update={"logit_cap": 15.0})
+    one, other = (
+        rank_memory(job(shape, layout()), 0, ours().memory).loss for shape in (capped, MIDDLE)
+    )
+    assert one - other == 1_024 * MIDDLE.padded_vocab_size * 2
 
 
 def test_layers_that_do_not_rotate_keep_queries_and_keys_once() -> None:
