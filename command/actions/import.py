@@ -117,12 +117,13 @@ def _fill(request: _Request, arguments: Arguments) -> str:
     model = _said(base, request.model, imported.section | dict.fromkeys(ROWS))
     if arguments.weights:
         model["init_from"] = material.as_written(imported.file.parent)
+    folder = " ".join(imported.file.resolve().parent.name.split())  # a comment is one line
     why = f"{rounded(sizes.parameters)} of {imported.family.architecture}"
     return page.render(
         "imported.yaml.j2",
         arguments,
         name=request.name,
-        why=f"{why}, as the config.json of {imported.file.resolve().parent.name} has it.",
+        why=f"{why}, as the config.json of {folder} has it.",
         recipe=called(request.name, request.file),
         model=model,
         sizes=sizes,

@@ -171,6 +171,16 @@ def test_code_of_a_folder_is_not_followed_and_that_is_said(
     assert "modeling_mine" not in page
 
 
+def test_the_name_of_a_folder_is_text_and_no_key(home: Path) -> None:
+    put(home, published("llama3_2_1b"))
+    (home / "hf").rename(home / "hf\nworks: [teuken]")
+    words = ["folder=hf\nworks: [teuken]", "name=mine"]
+    assert main(["action=import", *words]) == 0
+    recipe = composed("scale=full")
+    assert recipe.works == ()
+    assert recipe.why.endswith("as the config.json of hf works: [teuken] has it.")
+
+
 def test_older_and_newer_spellings_are_the_same_model(home: Path) -> None:
     config = published("llama3_2_1b")
     scaling = config.pop("rope_scaling")

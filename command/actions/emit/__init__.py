@@ -14,7 +14,7 @@ from components.errors import RecipeError
 from components.terminal import say, tell
 
 
-class Emitted(NamedTuple):
+class TrainerFiles(NamedTuple):
     """Files by name, how the run is started from their folder, and what they leave open."""
 
     files: dict[str, str]
@@ -22,7 +22,7 @@ class Emitted(NamedTuple):
     notes: tuple[str, ...]
 
 
-class Unsaid(NamedTuple):
+class UnsaidKey(NamedTuple):
     """A key of the recipe that an engine cannot say, what it has, and a value that it can."""
 
     key: str
@@ -41,7 +41,7 @@ def run(arguments: Arguments) -> None:
     recipe = compose_recipe(arguments)
     asked = " ".join(arguments.words)
     engine = importlib.import_module(f"{__name__}.{arguments.engine}")
-    emitted: Emitted = engine.write(recipe, asked)
+    emitted: TrainerFiles = engine.write(recipe, asked)
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -54,7 +54,7 @@ def run(arguments: Arguments) -> None:
     tell(str(folder))
 
 
-def refuse(engine: str, unsaid: Iterable[Unsaid]) -> None:
+def refuse(engine: str, unsaid: Iterable[UnsaidKey]) -> None:
     """Raise a RecipeError of everything that the engine cannot say, if there is anything."""
     found = list(unsaid)
     if not found:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from command.actions.emit import Emitted, Unsaid, refuse
+from command.actions.emit import TrainerFiles, UnsaidKey, refuse
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.schema.types import thaw
@@ -28,7 +28,7 @@ AS_IS = "torchtitan's Llama 3 has none; such a recipe can only be trained here"
 Sections = dict[str, dict[str, Any]]
 
 
-def write(recipe: Recipe, asked: str) -> Emitted:
+def write(recipe: Recipe, asked: str) -> TrainerFiles:
     """Say the recipe.
 
     Raises:
@@ -38,7 +38,7 @@ def write(recipe: Recipe, asked: str) -> Emitted:
     refuse(f"torchtitan {VERSION}", _unsaid(recipe, features))
     module = f"recipe_{recipe.name}"
     start = "PYTHONPATH=. torchrun --nproc_per_node=N -m torchtitan.train --job.config_file {}"
-    return Emitted(
+    return TrainerFiles(
         files={
             f"{recipe.name}.toml": _toml(asked, _sections(recipe, module)),
             f"{module}.py": _module(recipe, features),
@@ -48,16 +48,18 @@ def write(recipe: Recipe, asked: str) -> Emitted:
     )
 
 
-def _unsaid(recipe: Recipe, features: Features) -> Iterator[Unsaid]:
+def _unsaid(recipe: Recipe, features: Features) -> Iterator[UnsaidKey]:
     yield from _unsaid_model(features)
     yield from _unsaid_training(recipe)
     yield from _unsaid_layout(recipe.parallelism)
 
 
-def _unsaid_model(m: Features) -> Iterator[Unsaid]:
+def _unsaid_model(m: Features) -> Iterator[UnsaidKey]:
     """Compare with torchtitan/models/llama3/model/model.py."""
     scaling = m.positions.scaling
     scaled = scaling is None or scaling.kind == "Llama3Scaling"
+    first = "initialization.padding_row"
+    row = m.initialization.get("padding_row")
     heads = m.attention.num_heads * m.attention.head_dim
     rms = "RMSNorm with weight"
     for key, holds, problem, remedy in (
@@ -73,6 +75,7 @@ def _unsaid_model(m: Features) -> Iterator[Unsaid]:
         ("mlp.activation", m.mlp.activation == "silu", "it has silu", AS_IS),
         ("tied_embeddings", not m.tied_embeddings, "it ties nothing", _set("tied_embeddings")),
         ("attention.head_dim", heads == m.dim, "its heads divide the width", _set("head_dim")),
+        (first, row is None, "no row begins at 0", _set(first, "null")),
         ("dropout", not m.dropout, "it has none", _set("dropout", "0.0")),
         (
             "attention.dropout",
@@ -82,7 +85,7 @@ def _unsaid_model(m: Features) -> Iterator[Unsaid]:
         ),
     ):
         if not holds:
-            yield Unsaid(f"model.{key}", problem, remedy)
+            yield UnsaidKey(f"model.{key}", problem, remedy)
 
 
 def _set(key: str, value: str = "") -> str:
@@ -95,7 +98,7 @@ def _set(key: str, value: str = "") -> str:
             return f"set model.{key}={value}"
 
 
-def _unsaid_training(recipe: Recipe) -> Iterator[Unsaid]:
+def _unsaid_training(recipe: Recipe) -> Iterator[UnsaidKey]:
     adam, schedule, precision = recipe.optimizer, recipe.schedule, recipe.precision
     kind, rates = _kind(adam["_target_"]), _kind(schedule["_target_"])
     is_adam = kind == "AdamW"
@@ -150,10 +153,10 @@ def _unsaid_training(recipe: Recipe) -> Iterator[Unsaid]:
         ),
     ):
         if not holds:
-            yield Unsaid(key, problem, remedy)
+            yield UnsaidKey(key, problem, remedy)
 
 
-def _unsaid_layout(p: Parallelism) -> Iterator[Unsaid]:
+def _unsaid_layout(p: Parallelism) -> Iterator[UnsaidKey]:
     copies, alone = p.zero == 0 and p.data > 1, p.tensor == p.context == 1
     for key, holds, problem, remedy in (
         ("engine", p.engine == "mesh", "it has FSDP alone", "mesh"),
@@ -167,7 +170,7 @@ def _unsaid_layout(p: Parallelism) -> Iterator[Unsaid]:
         ("offload_optimizer", not p.offload_optimizer, "it offloads weights, too", "false"),
     ):
         if not holds:
-            yield Unsaid(f"parallelism.{key}", problem, f"set parallelism.{key}={remedy}")
+            yield UnsaidKey(f"parallelism.{key}", problem, f"set parallelism.{key}={remedy}")
 
 
 def _kind(target: str) -> str:
@@ -272,7 +275,6 @@ def _module(recipe: Recipe, features: Features) -> str:
         length=recipe.budget.sequence_length,
         std=first["std"],
         residual_std=first["std"] / layers**0.5,
-        padding_row=first.get("padding_row"),
         kind=SCHEDULES[_kind(recipe.schedule["_target_"])],
         rates=recipe.schedule,
         step_tokens=recipe.budget.global_batch_tokens,
