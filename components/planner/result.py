@@ -16,9 +16,9 @@ from components.config.shape import ModelShape
 from components.errors import RecipeError
 from components.planner.experts import load_factor
 from components.planner.job import TrainingJob
-from components.planner.layer import layer_products
 from components.planner.memory import Verdict
 from components.planner.plan import Bill, Plan
+from components.planner.products import layer_products
 from components.planner.recompute import price_of
 from components.planner.search_result import LayoutsFound
 from components.planner.software import Calibration
