@@ -31,7 +31,7 @@ from command.compose import compose_recipe
 from components.distributed.collectives import all_gather
 from components.distributed.devices import compute_dtype, device_type
 from components.planner.job import TrainingJob, job_of
-from components.planner.layer import layer_products
+from components.planner.products import layer_products
 from components.preflight.devices import (
     ROUNDS,
     bus_bandwidth,

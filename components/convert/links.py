@@ -69,22 +69,19 @@ def pairs_apart(ours: str, theirs: str, *, blocks: int, turned: int) -> TensorLi
     Theirs rotate in neighbouring pairs; ours have the first of each pair, then the others.
     """
 
-    def first(part: Tensor) -> Tensor:
-        return part.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+    def swapped(part: Tensor, *shape: int) -> Tensor:
+        return part.reshape(blocks, *shape, part.shape[-1]).transpose(1, 2).flatten(1, 2)
 
-    def second(part: Tensor) -> Tensor:
-        return part.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
-
-    def change(tensors: Sequence[Tensor], order: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        rows = tensors[0].unflatten(0, (blocks, -1))
-        still, turning = rows.split([rows.shape[1] - turned, turned], dim=1)
-        return [torch.cat((still, order(turning)), 1).flatten(0, 1)]
+    def change(tensors: Sequence[Tensor], *shape: int) -> list[Tensor]:
+        rows = tensors[0].view(blocks, -1, tensors[0].shape[-1])
+        still = rows.shape[1] - turned
+        return [torch.cat((rows[:, :still], swapped(rows[:, still:], *shape)), 1).flatten(0, 1)]
 
     return TensorLink(
         (ours,),
         (theirs,),
-        to_theirs=lambda tensors: change(tensors, second),
-        to_ours=lambda tensors: change(tensors, first),
+        to_theirs=lambda tensors: change(tensors, 2, turned // 2),
+        to_ours=lambda tensors: change(tensors, turned // 2, 2),
     )
 
 

@@ -281,7 +281,7 @@ class Olmoe(Llama):
 
     model_type = "olmoe"
     architecture = "OlmoeForCausalLM"
-    needs = (
+    needs: ClassVar[tuple[Need, ...]] = (
         family.ROTARY,
         family.RMS_NORM,
         Need(

@@ -24,7 +24,7 @@ class Qwen3Moe(Olmoe):
 
     model_type = "qwen3_moe"
     architecture = "Qwen3MoeForCausalLM"
-    needs = (
+    needs: ClassVar[tuple[Need, ...]] = (
         family.ROTARY,
         family.RMS_NORM,
         EXPERTS,
@@ -97,7 +97,7 @@ class DeepseekV3(Llama):
         Need(
             "mlp.shared_ffn_dim",
             "its shared expert is as wide as one expert or several",
-            lambda m: bool(m.mlp.shared_ffn_dim) and not m.mlp.shared_ffn_dim % m.mlp.ffn_dim,
+            lambda m: (m.mlp.shared_ffn_dim or 1) % m.mlp.ffn_dim == 0,
         ),
         Need(
             "dense_mlp",

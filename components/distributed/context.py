@@ -94,8 +94,9 @@ class ContextCore(AttentionCore):
         if key.shape == value.shape:
             keys, values = gather_sequence(torch.stack((key, value)), self._group).unbind()
         else:
-            both = gather_sequence(torch.cat((key, value), -1), self._group)
-            keys, values = both.split([key.shape[-1], value.shape[-1]], dim=-1)
+            both, width = torch.cat((key, value), -1), key.shape[-1]
+            both = gather_sequence(both, self._group)
+            keys, values = both[..., :width], both[..., width:]
         heads = (first_head, first_head + query.shape[1])
         kernels = self._kernels_for(query, keys, scope)
         if kernels[:1] == ("flex",):

@@ -22,9 +22,9 @@ from components.errors import RecipeError
 from components.planner import communication
 from components.planner.experts import repeats_experts
 from components.planner.job import BYTES, TrainingJob, job_of
-from components.planner.layer import head_product, layer_products
 from components.planner.memory import RankMemory, Verdict, fullest_of, verdict_of
 from components.planner.plan import Plan
+from components.planner.products import head_product, layer_products
 from components.planner.software import SoftwareSpeed
 from components.planner.time import again_fraction, averaged_bytes
 from components.run.folder import RunFolder, create_run_folder
@@ -183,7 +183,7 @@ def _between_stages(job: TrainingJob, rank: int) -> float:
 def step_flops(job: TrainingJob, rank: int) -> float:
     """Count FLOPs of one rank's products, attention in full, with what is computed twice.
 
-    A layer's by `components.planner.layer`, forward once and backward twice.
+    A layer's by `components.planner.products`, forward once and backward twice.
     """
     layout, layers = job.layout, 0.0
     attention = job.shape.attention

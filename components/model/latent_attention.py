@@ -5,7 +5,7 @@ https://arxiv.org/abs/2405.04434, section 2.1, and https://arxiv.org/abs/2412.19
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -74,13 +74,13 @@ class LatentAttention(Attention):
     @override
     def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
         still = self.head_dim - self.rotary_dim
-        query = self._queries(hidden).unflatten(-1, (-1, self.head_dim))
+        query = self._apart(self._queries(hidden), self.head_dim)
         unturned, turned = query.split([still, self.rotary_dim], dim=-1)
         widths = [self.key_value.in_features, self.rotary_dim]
         latent, shared = self.key_value_down(hidden).split(widths, dim=-1)
         inner = self.key_value(self.key_value_norm(latent))
-        inner = inner.unflatten(-1, (-1, still + self.value_dim))
-        key, value = inner.split([still, self.value_dim], dim=-1)
+        widths = [still, self.value_dim]
+        key, value = self._apart(inner, sum(widths)).split(widths, dim=-1)
         shared = shared[:, :, None]  # (batch, seq, 1, rotary_dim)
         if self.turns:
             turned, shared = scope.turn(turned), scope.turn(shared)
@@ -93,6 +93,11 @@ class LatentAttention(Attention):
             first_head=self.first_head,
         )
         return cast("Tensor", self.output(mixed.transpose(1, 2).flatten(-2)))
+
+    @staticmethod
+    def _apart(projected: Tensor, width: int) -> Any:
+        """Part the heads, of which a rank may have some: (batch, seq, heads, width)."""
+        return projected.view(*projected.shape[:2], -1, width)
 
     def _queries(self, hidden: Tensor) -> Tensor:
         if self.query_down is None or self.query_norm is None:

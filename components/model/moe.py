@@ -112,8 +112,10 @@ class Experts(nn.Module):
         self.down = Stack(num_experts, dim, ffn_dim, writes_residual=True)
         self.shared = None
         if shared_ffn_dim is not None:
-            kind = {"activation": activation, "gated": gated, "bias": False}
-            self.shared = MLP(dim=dim, ffn_dim=shared_ffn_dim, **kind)
+            width = shared_ffn_dim
+            self.shared = MLP(
+                dim=dim, ffn_dim=width, activation=activation, gated=gated, bias=False
+            )
         bias = None if balance_rate is None else torch.zeros(num_experts)
         self.register_buffer("choice_bias", bias)
         self.load = None
@@ -177,7 +179,7 @@ class Experts(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Leave the bias in float32 where weights are rounded: it moves by small steps."""
         exact = self.choice_bias
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's
         rounded = self.choice_bias
         if exact is not None and rounded is not None and rounded.itemsize < 4:
             self.choice_bias = exact.to(rounded.device)

@@ -149,7 +149,7 @@ def _within_groups(scores: Float[Tensor, "tokens experts"], rule: ChoiceRule) ->
     """Leave out the experts of all groups but the best ones."""
     if rule.num_groups == 1:
         return scores
-    groups = scores.unflatten(1, (rule.num_groups, -1))  # (tokens, groups, experts of one)
+    groups = scores.view(len(scores), rule.num_groups, -1)  # (tokens, groups, experts of one)
     best = groups.topk(2, dim=-1).values.sum(-1).topk(rule.top_groups, dim=-1).indices
     left_out = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, value=False)
     return groups.masked_fill(left_out[..., None], -torch.inf).flatten(1)

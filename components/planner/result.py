@@ -17,9 +17,9 @@ from components.errors import RecipeError
 from components.planner.experts import load_factor
 from components.planner.interruptions import HOUR
 from components.planner.job import TrainingJob
-from components.planner.layer import layer_products
 from components.planner.memory import Verdict
 from components.planner.plan import Bill, Plan
+from components.planner.products import layer_products
 from components.planner.recompute import price_of
 from components.planner.search_result import LayoutsFound
 from components.planner.software import Calibration

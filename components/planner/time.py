@@ -12,12 +12,8 @@ from components.config.schema.cluster import Hardware
 from components.planner import communication
 from components.planner.experts import repeats_experts, started_seconds, waits
 from components.planner.job import TrainingJob
-from components.planner.layer import (
-    attention_products,
-    head_seconds,
-    layer_products,
-    layer_seconds,
-)
+from components.planner.layer import head_seconds, layer_seconds
+from components.planner.products import attention_products, layer_products
 from components.planner.schedule import bubble_fraction, orders
 from components.planner.software import SoftwareSpeed
 from components.planner.states import (

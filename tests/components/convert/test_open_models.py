@@ -400,6 +400,23 @@ def test_parameters_are_counted_to_the_unit(model: str) -> None:
     assert ModelShape.model_validate(section).total_parameters == published
 
 
+@pytest.mark.parametrize(
+    ("config", "active", "idle"),
+    # Published are 3.3 B and 37 B; the rest are experts that a token does not go to.
+    [
+        (QWEN3_MOE, 3_353_032_704, 48 * 120 * 3 * 2_048 * 768),
+        (DEEPSEEK, 37_552_282_624, 58 * 248 * 3 * 7_168 * 2_048),
+    ],
+    ids=["qwen3", "deepseek"],
+)
+def test_parameters_that_a_token_meets_are_counted(
+    config: Config, active: int, idle: int
+) -> None:
+    shape = ModelShape.model_validate(section_of(config))
+    assert shape.active_parameters == active
+    assert shape.total_parameters - idle == active
+
+
 @pytest.mark.parametrize("model", COUNTS)
 def test_a_published_configuration_states_our_model(model: str) -> None:
     config, _ = COUNTS[model]

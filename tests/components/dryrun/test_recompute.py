@@ -127,6 +127,19 @@ def test_an_expert_that_all_tokens_share_is_planned() -> None:
 
 
 @pytest.mark.long
+def test_a_dense_layer_before_those_with_experts_is_planned() -> None:
+    dense = "model.dense_mlp={_target_: components.model.mlp.MLP, _partial_: true, "
+    dense += "ffn_dim: 768, activation: silu, gated: true, bias: false}"
+    words = ("recipe=mula7b_a1b", "parallelism.recompute=none")
+    (_, plain), (job, found) = (rehearsed(4, (*words, *more)) for more in ((), (dense,)))
+    (other, experts, _), (alike, layers, _) = job.kinds_of((0,))
+    assert (experts, layers) == (3, 1)
+    less = layer.layer_bytes_per_token(other) - layer.layer_bytes_per_token(alike)
+    apart = most(plain)["activations"] - most(found)["activations"]
+    assert apart == pytest.approx(less * job.microbatch_tokens, rel=0.05)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("over", ["all_heads", "each_head"])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_norms_of_queries_and_keys_are_planned(over: str, tensor: int) -> None:

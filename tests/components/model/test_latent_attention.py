@@ -28,9 +28,9 @@ RANKS: dict[str, Any] = {"query_rank": 12, "key_value_rank": 9}
 def latent(**changes: Any) -> LatentAttention:
     torch.manual_seed(0)
     norm = partial(Norm, eps=1e-6, center=False, weight=True, bias=False)
-    heads = {"num_heads": HEADS, "num_kv_heads": HEADS}
-    settings = {"latent_norm": norm, "dropout": 0.0, "backends": BACKENDS}
-    part = LatentAttention(dim=DIM, **heads | settings | WIDTHS | RANKS | changes)
+    settings: dict[str, Any] = {"num_heads": HEADS, "num_kv_heads": HEADS, "dropout": 0.0}
+    settings |= {"latent_norm": norm, "backends": BACKENDS}
+    part = LatentAttention(dim=DIM, **settings | WIDTHS | RANKS | changes)
     with torch.no_grad():
         for weight in part.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.1)
@@ -55,8 +55,8 @@ def reference(ours: LatentAttention) -> DeepseekV3Attention:
         v_head_dim=10,
         rope_interleave=False,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-        attn_implementation="eager",
     )
+    config._attn_implementation = "eager"
     theirs = DeepseekV3Attention(config, layer_idx=0)
     names = {
         "kv_a_proj_with_mqa": "key_value_down",

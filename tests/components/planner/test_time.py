@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
 from components.planner.communication import group, node_rate
-from components.planner.layer import Product, filled_fraction, layer_seconds
+from components.planner.layer import layer_seconds
+from components.planner.products import Product, filled_fraction
 from components.planner.schedule import bubble_fraction
 from components.planner.states import held
 from components.planner.time import gathered_bytes, plan_time, reduced_bytes

@@ -1,0 +1,72 @@
+"""Shared experts, and dense layers before those with experts, in the plan's counts."""
+
+from dataclasses import replace
+
+import pytest
+
+from components.config.shape import MLPShape
+from components.planner import layer, memory, states
+from components.planner.job import TrainingJob
+from components.planner.products import layer_products
+from components.planner.time import layer_parts, layers_parts
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+
+SHARED = MLPShape(ffn_dim=512, gated=True, num_experts=8, top_k=2, shared_ffn_dim=1_024)
+DENSE = MLPShape(ffn_dim=4_096, gated=True)
+
+
+def mixture(**changes: int) -> TrainingJob:
+    """Twelve layers in two stages over two expert ranks, the first two of them dense."""
+    shape = gpt(num_layers=12, dim=1_024, num_heads=8)
+    parts = {"mlp": SHARED, "dense_mlp": DENSE, "num_dense_layers": 2, "tied_embeddings": False}
+    shape = shape.model_copy(update=parts)
+    cut = layout(pipeline=2, layers=(6, 6), expert=2, data_shard=2, **changes)
+    return job(shape, cut)
+
+
+def test_the_stages_hold_every_parameter_of_the_model() -> None:
+    model = mixture()
+    ranks = [states.rank_parameters(model, rank) for rank in (0, 1)]
+    held = sum(rank.dense + 2 * rank.expert for rank in ranks)
+    shape = model.shape
+    norms = shape.norm.parameters(shape.dim)
+    assert held + norms == shape.total_parameters + shape.padding_parameters
+    assert ranks[0].expert == 4 * 8 * SHARED.expert_parameters(1_024) / 2
+    assert ranks[1].expert == 6 * 8 * SHARED.expert_parameters(1_024) / 2
+
+
+def test_the_first_stage_has_the_dense_layers_and_the_second_has_none() -> None:
+    model = mixture()
+    assert [kind[1:] for kind in model.kinds_of((0,))] == [(4, 4), (2, 2)]
+    assert [kind[1:] for kind in model.kinds_of((1,))] == [(6, 6), (0, 0)]
+    third = replace(model, layout=replace(model.layout, recompute_every=3))
+    assert [kind[1:] for kind in third.kinds_of((0,))] == [(4, 1), (2, 1)]  # layers 3 and 0
+
+
+def test_a_shared_expert_is_two_products_more_of_all_tokens() -> None:
+    model = mixture()
+    alone = model.shape.mlp.model_copy(update={"shared_ffn_dim": None})
+    without = replace(model, shape=model.shape.model_copy(update={"mlp": alone}))
+    flops = [sum(one.flops for one in layer_products(each)) for each in (model, without)]
+    assert flops[0] - flops[1] == 2 * model.microbatch_tokens * 3 * 1_024 * 1_024
+    kept = [layer.layer_bytes_per_token(each) for each in (model, without)]
+    assert kept[0] - kept[1] == 2 * 4 * 1_024  # into the activation, its gate, and out of both
+
+
+def test_a_stage_takes_the_seconds_of_its_layers_of_both_kinds() -> None:
+    model, speed = mixture(), ours().speed
+    whole = layers_parts(model, 0, hopper(), speed)
+    experts, dense = (layer_parts(one, hopper(), speed) for one in (model, model.dense))
+    assert whole == pytest.approx({
+        name: 4 * experts[name] + 2 * dense[name] for name in experts
+    })
+    assert dense["expert collectives"] == 0
+    assert experts["expert collectives"] > 0
+
+
+def test_activations_are_those_of_both_kinds() -> None:
+    model, software = mixture(), ours().memory
+    bare = software.model_copy(update={"fragmentation": 1.0, "stage_outputs": 0.0})
+    first = memory._activations(model, 0, bare) / layer.microbatches_kept(model, 0)
+    each = [layer.layer_bytes_per_token(one) for one in (model, model.dense)]
+    assert first == pytest.approx((4 * each[0] + 2 * each[1]) * model.microbatch_tokens)
