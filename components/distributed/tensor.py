@@ -245,7 +245,9 @@ class SplitReadout(Readout):
         rows = part_of(cast("DTensor", weight))
         whole = self.between.gather(hidden)
         if targets is not None:
-            return linear_cross_entropy(whole, rows, targets, self.softmax)
+            return linear_cross_entropy(
+                whole, rows, targets, self.softmax, ignores=self.ignores
+            )
         parts = _everyones(F.linear(whole, rows), self.between.group)
         return torch.cat(list(parts), dim=-1)
 
@@ -257,7 +259,9 @@ class SplitSoftmax(Softmax):
         self.mesh = mesh
 
     @override
-    def to_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def to_gradient(
+        self, logits: Tensor, targets: Tensor, kept: Tensor | None = None
+    ) -> Tensor:
         row, elsewhere = _rows_here(targets[:, None], self.mesh, logits.shape[1])
         # For each token: the largest logit, the logarithm of the sum above it, the target's.
         share = logits.new_empty(3, len(targets), 1, dtype=sum_dtype(logits.dtype))
@@ -272,7 +276,7 @@ class SplitSoftmax(Softmax):
             logits[tokens].mul_(part[tokens])
         one = of_target.expm1().to(logits.dtype)
         logits.scatter_(1, row, logits.gather(1, row).where(elsewhere, one))
-        return -of_target.sum()
+        return -(of_target if kept is None else of_target * kept[:, None]).sum()
 
 
 @torch.no_grad()

@@ -65,7 +65,7 @@ class StageCompute:
     ) -> None:
         self._recipe, self._mesh, self._device = recipe, mesh, device
         self._dtype = compute_dtype(recipe.precision.compute, device)
-        self._eod_id = eod_id
+        self._eod_id, self._packed = eod_id, recipe.data.packing == "best_fit"
         self._part = SequencePart.here(mesh.axis("context"))
         self._step = self._first = self._microbatch = 0
         self.own_time = OwnTime(device)
@@ -102,7 +102,7 @@ class StageCompute:
             result: Tensor = decoder(
                 given,
                 mask=self._mask(decoder, given, rows, number),
-                targets=part.take(rows[:, 1:]) if is_last else None,
+                targets=part.take(self._targets(rows)) if is_last else None,
             )
             if not decoder.training:
                 return (result,)
@@ -115,6 +115,14 @@ class StageCompute:
             figures = figures_of(decoder, tally, result)
         self._figures.append(figures.detach())
         return (figures[:2].sum(),)
+
+    def _targets(self, rows: Tensor) -> Tensor:
+        """Predict each next token; in packed rows no padding, the ends behind an end."""
+        targets = rows[:, 1:]
+        if not self._packed:
+            return targets
+        padding = (rows[:, :-1] == self._eod_id) & (targets == self._eod_id)
+        return targets.masked_fill(padding, -1)
 
     def _mask(self, decoder: Decoder, inputs: Tensor, rows: Tensor, number: int) -> CausalMask:
         """Make a microbatch's mask at this rank's first stage, for the others too."""

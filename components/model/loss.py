@@ -38,10 +38,16 @@ BLOCKS = {"cpu": Blocks(least_tokens=256, chunk_elements=2**20)}  # elsewhere ON
 
 
 class Softmax:
-    """Overwrite logits by ``softmax - one_hot``; return their summed cross-entropy."""
+    """Overwrite logits by ``softmax - one_hot``; return their summed cross-entropy.
+
+    Tokens that are not ``kept`` have no part in the sum.
+    """
 
     def to_gradient(
-        self, logits: Float[Tensor, "tokens rows"], targets: Int[Tensor, " tokens"]
+        self,
+        logits: Float[Tensor, "tokens rows"],
+        targets: Int[Tensor, " tokens"],
+        kept: Float[Tensor, " tokens"] | None = None,
     ) -> Float[Tensor, ""]:
         total = logits.new_zeros((), dtype=sum_dtype(logits.dtype))
         for tokens in chunks(logits):
@@ -49,7 +55,7 @@ class Softmax:
             of_target = chunk.gather(1, target)
             largest, log_sum = log_sums(chunk)  # which overwrites the chunk
             of_target = of_target - largest - log_sum
-            total -= of_target.sum()
+            total -= (of_target if kept is None else of_target * kept[tokens, None]).sum()
             chunk.scatter_(1, target, of_target.expm1().to(chunk.dtype))
         return total
 
@@ -87,20 +93,23 @@ def linear_cross_entropy(
     weight: Float[Tensor, "rows dim"],
     targets: Int[Tensor, "*batch"],
     softmax: Softmax | None = None,
+    *,
+    ignores: bool = False,
 ) -> Float[Tensor, ""]:
     """Average ``logsumexp(hidden @ weight.T) - logit of the target``, in float32.
 
     Rows added to the vocabulary for training take part like any other, as in Megatron. Where
     ``weight`` holds only some of the rows, ``softmax`` asks whoever has the others. The
     gradient of ``weight`` has its dtype, and is rounded once, if at all: over the blocks it is
-    summed in float32. A second backward pass raises RuntimeError unless the graph was kept.
+    summed in float32. Where it ``ignores`` targets below 0 these have no loss; the mean is still
+    over all tokens, so that each weighs the same in whatever microbatch. A second backward pass raises RuntimeError unless the graph was kept.
     """
     apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
     wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))
     precision = product_dtype(hidden)
     with as_given(hidden):
         given = hidden.to(precision).flatten(0, -2), weight, targets.flatten()
-        return apply(*given, wanted, softmax or Softmax())
+        return apply(*given, wanted, softmax or Softmax(), ignores)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -112,6 +121,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         wanted: tuple[bool, bool],
         softmax: Softmax,
+        ignores: bool,
     ) -> Tensor:
         # Cast once, not in every block; and here, so that a wide weight's gradient is wide.
         rows = weight.to(hidden.dtype)
@@ -119,14 +129,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
         of_hidden = torch.empty_like(hidden) if wanted[0] else None
         of_weight = torch.zeros_like(weight, dtype=sums) if wanted[1] else None
         total = hidden.new_zeros((), dtype=sums)
+        kept = (targets >= 0).to(sums) if ignores else None
+        if kept is not None:  # without their hidden states they have no part in the weights
+            targets, hidden = targets.clamp_min(0), hidden * kept[:, None].to(hidden.dtype)
         for tokens in blocks(hidden, rows):
             logits = product(hidden[tokens], rows.T)
-            total += softmax.to_gradient(logits, targets[tokens])
+            of_tokens = None if kept is None else kept[tokens]
+            total += softmax.to_gradient(logits, targets[tokens], of_tokens)
             if of_hidden is not None:
                 product_into(of_hidden[tokens], logits, rows)
             if of_weight is not None:
                 add_product(of_weight, logits.T, hidden[tokens])
             del logits  # before the next block's are made
+        if of_hidden is not None and kept is not None:
+            of_hidden.mul_(kept[:, None])
         ctx.gradients = of_hidden, of_weight
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.tokens = len(targets)
@@ -148,7 +164,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 gradients, ctx.dtypes, wanted_gradients(ctx)[:2], strict=True
             )
         )
-        return *scaled, None, None, None
+        return *scaled, None, None, None, None
 
 
 def blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
@@ -168,7 +184,12 @@ def _slices(length: int, size: int) -> Iterator[slice]:
 
 
 class Readout(nn.Module):
-    """Compare hidden states with a vocabulary's rows; given targets, return the loss."""
+    """Compare hidden states with a vocabulary's rows; given targets, return the loss.
+
+    Whoever may give targets below 0, which have none, says that it ``ignores`` them.
+    """
+
+    ignores = False
 
     def forward(
         self,
@@ -178,7 +199,7 @@ class Readout(nn.Module):
     ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
         if targets is None:
             return linear(hidden, weight)
-        return linear_cross_entropy(hidden, weight, targets)
+        return linear_cross_entropy(hidden, weight, targets, ignores=self.ignores)
 
 
 class Head(nn.Linear):

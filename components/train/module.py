@@ -26,6 +26,7 @@ from components.engine.parallelize import RankModel, build_rank_model
 from components.fault_tolerance.guards import StepGuard, StepVerdict
 from components.fault_tolerance.rank_health import RankFigures
 from components.model.decoder import Decoder
+from components.model.loss import Readout
 from components.model.routing import RoutingTally
 from components.optim.loss_scale import LossScale
 from components.train.batches import StepBatches
@@ -104,6 +105,9 @@ class Pretraining(LightningModule):
         )
         for decoder in model.stages:
             seed_layers(decoder, self.compute.dropout_seed)
+            for part in decoder.modules():
+                if isinstance(part, Readout):  # what is padded has targets that are none
+                    part.ignores = self.recipe.data.packing == "best_fit"
 
     def build_model(self) -> RankModel:
         return build_rank_model(self.recipe, self.mesh, device=self.device)

@@ -147,3 +147,30 @@ def test_rejects_a_second_differentiation() -> None:
     torch.autograd.backward(loss)
     with pytest.raises(RuntimeError, match="differentiated before: compute it again"):
         torch.autograd.backward(loss)
+
+
+@pytest.mark.parametrize("rows", [13, 3_000])
+def test_targets_that_are_none_have_no_loss_and_no_gradient(rows: int) -> None:
+    """Against torch's own ``ignore_index``; the mean is over all tokens, also of those."""
+    hidden, weight = torch.randn(2, 300, 8), torch.randn(rows, 8)
+    targets = torch.randint(rows, (2, 300)).masked_fill(torch.rand(2, 300) < 0.3, -1)
+    sides = [one.clone().requires_grad_() for one in (hidden, weight)]
+    loss = linear_cross_entropy(*sides, targets, ignores=True)
+    found = torch.autograd.grad(loss, sides)
+    logits = torch.nn.functional.linear(*sides).flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(
+        logits, targets.flatten(), ignore_index=-1, reduction="sum"
+    )
+    wanted = torch.autograd.grad(expected / 600, sides)
+    torch.testing.assert_close(loss, expected / 600)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+    assert not found[0][targets < 0].any()
+
+
+def test_where_all_targets_count_nothing_changes() -> None:
+    hidden, weight, targets = torch.randn(64, 8), torch.randn(13, 8), torch.randint(13, (64,))
+    plain, asked = (
+        linear_cross_entropy(hidden, weight, targets, ignores=one) for one in (False, True)
+    )
+    assert torch.equal(plain, asked)
