@@ -88,8 +88,8 @@ class StepClock:
                     plateaus.append(Plateau(step + first, *seen, samples, length))
             consumed = ramp.consumed_after(taken)
             until = token + consumed * length
-            seen = sample, token, until
-            spans.append(PhaseSpan(name, step, step + taken, *seen, length, packed))
+            ends_at = step + taken
+            spans.append(PhaseSpan(name, step, ends_at, sample, token, until, length, packed))
             step, sample, token = step + taken, sample + consumed, until
         return cls(tuple(plateaus), tuple(spans))
 

@@ -89,7 +89,7 @@ def groups(ends: Iterator[Numbers], size: int) -> Iterator[Numbers]:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows of a source: ``pieces`` (start, length) of all, and where those of each row begin."""
+    """Rows of a source: all ``pieces`` (start, length), and where those of each row begin."""
 
     pieces: Numbers
     begins: Numbers

@@ -101,8 +101,9 @@ def linear_cross_entropy(
     Rows added to the vocabulary for training take part like any other, as in Megatron. Where
     ``weight`` holds only some of the rows, ``softmax`` asks whoever has the others. The
     gradient of ``weight`` has its dtype, and is rounded once, if at all: over the blocks it is
-    summed in float32. Where it ``ignores`` targets below 0 these have no loss; the mean is still
-    over all tokens, so that each weighs the same in whatever microbatch. A second backward pass raises RuntimeError unless the graph was kept.
+    summed in float32. Where it ``ignores`` targets below 0 these have no loss; the mean is
+    still over all tokens, so that each weighs the same in whatever microbatch. A second
+    backward pass raises RuntimeError unless the graph was kept.
     """
     apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
     wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))

@@ -82,7 +82,7 @@ def test_the_pieces_are_all_there_once_and_only_long_documents_are_cut(
     tokens = tokens_of(folder, source)
     found = list(pack_tokens(tokens, length=length, eod_id=EOD, group=group))
     pieces = np.concatenate([one for one, _ in found])
-    expected, start = Counter(), 0
+    expected, start = Counter[tuple[int, int]](), 0
     for document in documents:
         size = len(document) + 1  # its end counts
         for first in range(0, size, length):
@@ -104,7 +104,7 @@ def test_a_row_has_its_documents_their_ends_and_padding(
     tokens = tokens_of(folder, source)
     rows = pack_source(folder, "a", source, length=length, eod_id=EOD)
     whole = tokens.read(0, len(tokens)).tolist()
-    seen = Counter()
+    seen = Counter[int]()
     for row in range(len(rows)):
         read = rows.read(row, tokens, length, EOD).tolist()
         assert len(read) == length + 1

@@ -155,7 +155,7 @@ def test_targets_that_are_none_have_no_loss_and_no_gradient(rows: int) -> None:
     hidden, weight = torch.randn(2, 300, 8), torch.randn(rows, 8)
     targets = torch.randint(rows, (2, 300)).masked_fill(torch.rand(2, 300) < 0.3, -1)
     sides = [one.clone().requires_grad_() for one in (hidden, weight)]
-    loss = linear_cross_entropy(*sides, targets, ignores=True)
+    loss = linear_cross_entropy(sides[0], sides[1], targets, ignores=True)
     found = torch.autograd.grad(loss, sides)
     logits = torch.nn.functional.linear(*sides).flatten(0, 1)
     expected = torch.nn.functional.cross_entropy(
