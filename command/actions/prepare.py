@@ -140,7 +140,9 @@ def prepare_data(
 def _kept(recipe: Recipe, folder: Path, manifest: Manifest) -> dict[str, Any]:
     for cut in recipe.clock.cuts():
         if cut.packed:
-            pack_sources(folder, manifest, recipe.data.names, cut.sequence_length, say)
+            length = cut.sequence_length
+            for line in pack_sources(folder, manifest, recipe.data.names, length):
+                say(line)
     drawn = make_order(recipe, manifest, folder).drawn(recipe.total_samples)
     shares = {name: source.promised_share for name, source in drawn.items()}
     return {

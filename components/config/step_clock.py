@@ -53,7 +53,7 @@ class Cutting(NamedTuple):
     packed: bool
 
 
-class Plateau(NamedTuple):
+class EqualSteps(NamedTuple):
     """Steps of one batch and one length in a row, and what was seen before the first."""
 
     first_step: int
@@ -71,13 +71,13 @@ class Plateau(NamedTuple):
 class StepClock:
     """Steps, samples and tokens of a run, each from the other in O(log plateaus)."""
 
-    plateaus: tuple[Plateau, ...]
+    plateaus: tuple[EqualSteps, ...]
     spans: tuple[PhaseSpan, ...]
 
     @classmethod
     def of(cls, helpings: Sequence[Helping], total_tokens: int) -> Self:
         """Lay the phases one after another; ``helpings`` are in the order of their tokens."""
-        plateaus, spans = list[Plateau](), list[PhaseSpan]()
+        plateaus, spans = list[EqualSteps](), list[PhaseSpan]()
         step = sample = token = 0
         ends = (*(one.first_token for one in helpings[1:]), total_tokens)
         for (name, _, length, ramp, packed), end in zip(helpings, ends, strict=True):
@@ -85,7 +85,7 @@ class StepClock:
             for first, consumed, samples in ramp.plateaus:
                 if first < taken:
                     seen = sample + consumed, token + consumed * length
-                    plateaus.append(Plateau(step + first, *seen, samples, length))
+                    plateaus.append(EqualSteps(step + first, *seen, samples, length))
             consumed = ramp.consumed_after(taken)
             until = token + consumed * length
             ends_at = step + taken
@@ -98,7 +98,7 @@ class StepClock:
         """Steps of the whole run; the last may overshoot the budget."""
         return self.spans[-1].end_step
 
-    def at(self, step: int) -> Plateau:
+    def at(self, step: int) -> EqualSteps:
         """Find the batch of the step before which ``step`` steps were taken."""
         return self.plateaus[bisect_right(self._first_steps, step) - 1]
 

@@ -11,7 +11,7 @@ rows of a group stand from the fullest on; a run deals them in its own, shuffled
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from components.errors import RecipeError
 
 Numbers = npt.NDArray[np.int64]
 
-GROUP_DOCUMENTS = 1 << 18  # at 65,536 tokens a row, 1 % of what is packed is still beside it
+GROUP_DOCUMENTS = 1 << 18  # of usual text some hundred million tokens, thousands of long rows
 BLOCK_TOKENS = 1 << 22
 FOLDER, NUMBER = "packed", np.dtype("<i8")
 
@@ -180,11 +180,12 @@ def pack_sources(
     manifest: Manifest,
     names: Sequence[str],
     length: int,
-    say: Callable[[str], None],
-) -> None:
-    """Pack the sources that a run reads, and say how full their rows are."""
+) -> list[str]:
+    """Pack the sources that a run reads; return how full the rows of each are, as text."""
+    said = []
     for name in names:
         source, eod_id = manifest.sources[name], manifest.tokenizer.eod_id
         rows = pack_source(folder, name, source, length=length, eod_id=eod_id)
         full = rows.tokens / max(1, len(rows) * length)
-        say(f"packed: {name}, {len(rows):,} rows of {length:,} tokens, {full:.2%} full")
+        said.append(f"packed: {name}, {len(rows):,} rows of {length:,} tokens, {full:.2%} full")
+    return said

@@ -37,11 +37,8 @@ def on_ranks(ranks: int) -> Recipe:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drawn") / "data"
     draw_data(base(), folder)
-    with pytest.raises(RecipeError, match="nobody packed en in rows of 32 tokens"):
-        batches(1, folder)
-    said: list[str] = []
-    pack_sources(folder, Manifest.read(folder), ["en"], LENGTH, said.append)
-    assert said[0].startswith("packed: en, 1")
+    said = pack_sources(folder, Manifest.read(folder), ["en"], LENGTH)
+    assert said == ["packed: en, 17 rows of 32 tokens, 94.49% full"]
     return folder
 
 
