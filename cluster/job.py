@@ -156,7 +156,8 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
     slot = script.choose_queue(asked, wanted=user.queue, needed_hours=needed_hours)
     walltime = round(slot.hours * script.HOUR)
     lead = _lead_seconds(cluster, site, plan, walltime)
-    jobs, needed, notes = _chain(asked, slot.queue, needed_hours, walltime - lead)
+    borders, seconds = len(recipe.phases), walltime - lead
+    jobs, needed, notes = _chain(asked, slot.queue, needed_hours, seconds, borders)
     account = f"{user.account or '<account>'}{site.account_suffix}"
     venv, python = script.python_of(site, user, repository)
     # Who gathers is ready before the launcher is ended, if a node hangs.
@@ -233,11 +234,15 @@ def _lead_seconds(cluster: Cluster, site: Site, plan: Plan | None, walltime: int
 
 
 def _chain(
-    cluster: Cluster, queue: QueueSection | None, needed_hours: float | None, job_seconds: int
+    cluster: Cluster,
+    queue: QueueSection | None,
+    needed_hours: float | None,
+    job_seconds: int,
+    borders: int,
 ) -> tuple[int, int | None, tuple[str, ...]]:
     """Count the jobs of the chain and those of the whole run, with notes.
 
-    What is left of a chain when the run has finished ends at once.
+    At each of the ``borders`` between phases of the run a job ends before its time. What is left of a chain when the run has finished ends at once.
 
     Raises:
         RecipeError: the user wants more jobs than the queue takes.
@@ -248,14 +253,14 @@ def _chain(
     if not isinstance(named, str):
         needed = named
     elif needed_hours is not None:
-        needed = max(1, ceil(needed_hours * script.HOUR / job_seconds))
+        needed = max(1, ceil(needed_hours * script.HOUR / job_seconds)) + borders
     remark = queue_remark(cluster, queue, needed) if queue else None
     if remark is not None and not isinstance(named, str) and most is not None and named > most:
         ways = f"set cluster.jobs={most}; {remark.remedy}"
         raise RecipeError("cluster.jobs", f"{named:,}, but {remark.problem}", ways)
     notes = () if remark is None else (f"{remark.path}: {remark.problem}; {remark.remedy}",)
     if needed is None:
-        return 1, None, (*notes, _UNPLANNED)
+        return 1 + borders, None, (*notes, _UNPLANNED)
     if most is not None and needed > most:
         return most, needed, notes
     if needed > MOST_JOBS and isinstance(named, str):

@@ -17,6 +17,7 @@ from components.config.schema.data import Preparation, Source
 from components.config.schema.recipe import Recipe
 from components.data.files import HASHES, HashCache, HashFile, replace_atomically
 from components.data.manifest import Manifest, StageRecord
+from components.data.packing import pack_sources
 from components.errors import RecipeError
 from components.report.pages import leave_card
 from components.sharing.prepared import find_staged, note_prepared
@@ -113,7 +114,7 @@ def prepare_data(
         name=stem,
         held_out_fraction=recipe.data.held_out_fraction,
         tokenizer_sample_bytes=recipe.data.tokenizer_sample_bytes,
-        sequence_length=max(length for _, length in recipe.clock.cuts()),
+        sequence_length=max(cut.sequence_length for cut in recipe.clock.cuts()),
         verify=recipe.data.verify,
         say=say,
     )
@@ -137,7 +138,12 @@ def prepare_data(
 
 
 def _kept(recipe: Recipe, folder: Path, manifest: Manifest) -> dict[str, Any]:
-    drawn = make_order(recipe, manifest).drawn(recipe.total_samples)
+    for cut in recipe.clock.cuts():
+        if cut.packed:
+            length = cut.sequence_length
+            for line in pack_sources(folder, manifest, recipe.data.names, length):
+                say(line)
+    drawn = make_order(recipe, manifest, folder).drawn(recipe.total_samples)
     shares = {name: source.promised_share for name, source in drawn.items()}
     return {
         "folder": str(folder.resolve()),

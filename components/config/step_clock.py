@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple, Self
 
 from components.config.batch_ramp import BatchRamp
@@ -22,6 +21,7 @@ class Helping(NamedTuple):
     first_token: int
     sequence_length: int
     ramp: BatchRamp
+    packed: bool = False  # rows of whole documents
 
 
 class PhaseSpan(NamedTuple):
@@ -34,6 +34,7 @@ class PhaseSpan(NamedTuple):
     first_token: int
     end_token: int
     sequence_length: int
+    packed: bool
 
     @property
     def steps(self) -> range:
@@ -44,7 +45,15 @@ class PhaseSpan(NamedTuple):
         return self.end_token - self.first_token
 
 
-class Plateau(NamedTuple):
+class Cutting(NamedTuple):
+    """How sources are cut into samples, from one of the run on."""
+
+    first_sample: int
+    sequence_length: int
+    packed: bool
+
+
+class EqualSteps(NamedTuple):
     """Steps of one batch and one length in a row, and what was seen before the first."""
 
     first_step: int
@@ -62,24 +71,25 @@ class Plateau(NamedTuple):
 class StepClock:
     """Steps, samples and tokens of a run, each from the other in O(log plateaus)."""
 
-    plateaus: tuple[Plateau, ...]
+    plateaus: tuple[EqualSteps, ...]
     spans: tuple[PhaseSpan, ...]
 
     @classmethod
     def of(cls, helpings: Sequence[Helping], total_tokens: int) -> Self:
         """Lay the phases one after another; ``helpings`` are in the order of their tokens."""
-        plateaus, spans = list[Plateau](), list[PhaseSpan]()
+        plateaus, spans = list[EqualSteps](), list[PhaseSpan]()
         step = sample = token = 0
         ends = (*(one.first_token for one in helpings[1:]), total_tokens)
-        for (name, _, length, ramp), end in zip(helpings, ends, strict=True):
+        for (name, _, length, ramp, packed), end in zip(helpings, ends, strict=True):
             taken = max(1, ramp.steps(max(0, -(-(end - token) // length))))
             for first, consumed, samples in ramp.plateaus:
                 if first < taken:
                     seen = sample + consumed, token + consumed * length
-                    plateaus.append(Plateau(step + first, *seen, samples, length))
+                    plateaus.append(EqualSteps(step + first, *seen, samples, length))
             consumed = ramp.consumed_after(taken)
             until = token + consumed * length
-            spans.append(PhaseSpan(name, step, step + taken, sample, token, until, length))
+            ends_at = step + taken
+            spans.append(PhaseSpan(name, step, ends_at, sample, token, until, length, packed))
             step, sample, token = step + taken, sample + consumed, until
         return cls(tuple(plateaus), tuple(spans))
 
@@ -88,7 +98,7 @@ class StepClock:
         """Steps of the whole run; the last may overshoot the budget."""
         return self.spans[-1].end_step
 
-    def at(self, step: int) -> Plateau:
+    def at(self, step: int) -> EqualSteps:
         """Find the batch of the step before which ``step`` steps were taken."""
         return self.plateaus[bisect_right(self._first_steps, step) - 1]
 
@@ -121,12 +131,12 @@ class StepClock:
         """Find the phase of the step after the first ``step`` ones; after all, the last."""
         return next(one for one in reversed(self.spans) if one.first_step <= step)
 
-    def cuts(self) -> tuple[tuple[int, int], ...]:
-        """Give the first sample and the length where the length of sequences changes."""
-        found = [(0, self.spans[0].sequence_length)]
-        for before, after in pairwise(self.spans):
-            if after.sequence_length != before.sequence_length:
-                found.append((after.first_sample, after.sequence_length))
+    def cuts(self) -> tuple[Cutting, ...]:
+        """Say from which sample on sources are cut otherwise: at another length, or packed."""
+        found = [Cutting(0, self.spans[0].sequence_length, self.spans[0].packed)]
+        for span in self.spans:
+            if found[-1][1:] != (span.sequence_length, span.packed):
+                found.append(Cutting(span.first_sample, span.sequence_length, span.packed))
         return tuple(found)
 
     @cached_property

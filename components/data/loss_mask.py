@@ -5,7 +5,8 @@ Goldfish loss, https://arxiv.org/abs/2406.10209, section 3, as swiss-ai's Megatr
 has less than 1 / k at the product of the h targets that end with it, modulo the table's size.
 The product overflows 64 bits, and is part of the mask. It is 0 where a token of the window is,
 or where its tokens have 64 factors of two together: then the table's first number decides. The
-first h - 1 targets of a sample always count.
+first h - 1 targets of a sample always count. Padding never counts: in packed rows it is ends of
+documents behind an end.
 """
 
 from dataclasses import dataclass
@@ -26,16 +27,19 @@ class LossMask:
     window_tokens: int
     after_eod: bool
     eod_id: int
+    padded: bool = False
 
     @property
     def counts_all(self) -> bool:
-        return self.after_eod and not self.one_in
+        return self.after_eod and not self.one_in and not self.padded
 
     def __call__(self, rows: Int[Tensor, "*batch whole"]) -> Bool[Tensor, "*batch length"]:
         """Say for each target, all tokens of ``rows`` but the first, whether it counts."""
         counted = torch.ones_like(rows[..., 1:], dtype=torch.bool)
         if not self.after_eod:
             counted &= rows[..., :-1] != self.eod_id
+        if self.padded:
+            counted &= (rows[..., :-1] != self.eod_id) | (rows[..., 1:] != self.eod_id)
         if self.one_in and counted.shape[-1] >= self.window_tokens:
             products = rows[..., 1:].unfold(-1, self.window_tokens, 1).prod(-1)
             drawn = _table().to(rows.device)[products % _TABLE_SIZE]

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from components.data.manifest import Manifest
 from components.data.order import SampleId, SampleOrder
+from components.data.packing import has_rows, open_rows
 from components.data.run_order import RunOrder
 from components.data.token_file import OpenFiles, ShardedTokens
 
@@ -47,8 +48,15 @@ class PackedSamples(Dataset[torch.Tensor]):
         manifest: Manifest,
         order: SampleOrder | RunOrder,
         sequence_length: int,
+        packed: bool = False,
     ) -> None:
         files = OpenFiles(folder=folder)
+        self._rows = {
+            name: open_rows(folder, name, source, length=sequence_length)
+            for name, source in manifest.sources.items()
+            if packed and has_rows(folder, name, sequence_length)
+        }
+        self._eod_id = manifest.tokenizer.eod_id
         self._tokens = {
             name: ShardedTokens(records=source.train, files=files)
             for name, source in manifest.sources.items()
@@ -58,9 +66,11 @@ class PackedSamples(Dataset[torch.Tensor]):
     def __getitem__(self, position: int) -> torch.Tensor:
         """Read the sample at ``position``: int64 ``[sequence_length + 1]``."""
         sample, length = self._order[position], self._sequence_length
+        tokens = self._tokens[sample.source]
+        if (rows := self._rows.get(sample.source)) is not None:
+            return torch.from_numpy(rows.read(sample.index, tokens, length, self._eod_id))
         start = sample.index * length
-        tokens = self._tokens[sample.source].read(start, start + length + 1)
-        return torch.from_numpy(tokens)
+        return torch.from_numpy(tokens.read(start, start + length + 1))
 
     def sample_id(self, position: int) -> SampleId:
         return self._order[position]

@@ -85,6 +85,7 @@ class StageCompute:
             one_in=0 if isinstance(goldfish, str) else goldfish.one_in,
             window_tokens=0 if isinstance(goldfish, str) else goldfish.window_tokens,
             after_eod=recipe.data.loss_after_eod,
+            padded=recipe.data.packing == "best_fit",
             eod_id=eod_id,
         )
         self._counted: CountedTargets | None = None  # None where all count

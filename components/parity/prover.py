@@ -23,6 +23,7 @@ import numpy as np
 from components.config.schema.recipe import Recipe, check_recipe
 from components.config.schema.types import thaw
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
+from components.data.packing import pack_sources
 from components.data.token_file import write_token_file
 from components.fault_tolerance.failures import FIRST_FAILURE
 from components.parity.compare import (
@@ -245,7 +246,11 @@ def draw_data(recipe: Recipe, folder: Path) -> None:
             inputs=(), documents=train.documents, train=(train,), held_out=(held_out,)
         )
     tokenizer = TokenizerRecord(thaw(recipe.tokenizer), (), vocab_size, _EOD_ID)
-    Manifest("drawn", tokenizer, recipe.data.held_out_fraction, sources).write(folder)
+    manifest = Manifest("drawn", tokenizer, recipe.data.held_out_fraction, sources)
+    manifest.write(folder)
+    for cut in recipe.clock.cuts():
+        if cut.packed:
+            pack_sources(folder, manifest, recipe.data.names, cut.sequence_length)
 
 
 def _documents(key: str, tokens: int, recipe: Recipe) -> Iterator[list[int]]:

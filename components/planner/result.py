@@ -15,9 +15,9 @@ from components.config.schema.sections import AssumedValue, PublishedFigure
 from components.config.shape import ModelShape
 from components.errors import RecipeError
 from components.planner.experts import load_factor
-from components.planner.interruptions import HOUR
 from components.planner.job import TrainingJob
 from components.planner.memory import Verdict
+from components.planner.phase_result import PlannedPhase, planned_phase
 from components.planner.plan import Bill, Plan
 from components.planner.products import layer_products
 from components.planner.recompute import price_of
@@ -75,22 +75,6 @@ class PlannedTime(BaseModel, frozen=True):
     mfu_causal: float
     hfu: float
     parts: dict[str, float]
-
-
-class PlannedPhase(BaseModel, frozen=True):
-    """One phase of a run; ``device_hours`` are those of its steps, without what stops them."""
-
-    name: str
-    first_token: int
-    tokens: int
-    steps: int
-    sequence_length: int
-    tokens_per_step: int
-    layout: dict[str, int]
-    step_seconds: float | None
-    device_hours: float | None
-    peak_bytes: int
-    verdict: Verdict
 
 
 class PlannedRecomputation(BaseModel, frozen=True):
@@ -234,27 +218,6 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
         missing=tuple(_told(item) for item in plan.missing),
         search=search,
         phases=tuple(planned_phase(plan, place) for place, _ in enumerate(plan.phases)),
-    )
-
-
-def planned_phase(plan: Plan, place: int) -> PlannedPhase:
-    """Sum up one phase of a plan."""
-    one, hours = plan.phases[place], None
-    span, job = one.recipe.span, one.job
-    if plan.course is not None:
-        hours = plan.course.phases[place].useful / HOUR * job.layout.ranks
-    return PlannedPhase(
-        name=span.name,
-        first_token=span.first_token,
-        tokens=span.tokens,
-        steps=len(span.steps),
-        sequence_length=span.sequence_length,
-        tokens_per_step=job.tokens_per_step,
-        layout={axis: getattr(job.layout, axis) for axis in AXES},
-        step_seconds=None if one.step is None else one.step.total,
-        device_hours=hours,
-        peak_bytes=round(one.memory.peak),
-        verdict=one.memory.verdict,
     )
 
 

@@ -11,12 +11,12 @@ from components.config.layout import AXES
 from components.config.schema.sections import PublishedFigure
 from components.energy.emissions import Emissions
 from components.planner.job import Node, ParallelLayout, meaning, nodes_of_first_copy
+from components.planner.phase_result import PlannedPhase
 from components.planner.plan import Bill, CheckpointCost, Plan
 from components.planner.result import (
     ComparedFigure,
     PlannedExperts,
     PlannedMemory,
-    PlannedPhase,
     PlannedRecomputation,
     PlannedTime,
     PlanResult,

@@ -57,13 +57,14 @@ class StepBatches:
     """
 
     def __init__(self, *, recipe: Recipe, folder: Path, manifest: Manifest, rank: int) -> None:
-        self._order = make_order(recipe.whole, manifest)
+        self._order = make_order(recipe.whole, manifest, folder)
         self._length = recipe.budget.sequence_length
         self._samples = PackedSamples(
             folder=folder,
             manifest=manifest,
             order=self._order,
             sequence_length=self._length,
+            packed=recipe.span.packed,
         )
         self._clock, self._rank = recipe.clock, rank
         self._microbatch = recipe.parallelism.microbatch_sequences

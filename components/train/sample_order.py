@@ -1,20 +1,25 @@
 """The sample order of a run, from its recipe and what preparation found; without torch."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import chain
+from pathlib import Path
 
 from components.config.schema.recipe import Recipe
+from components.config.step_clock import Cutting
 from components.data.manifest import Manifest
 from components.data.mixture import limit_repeats, tempered_shares, windows_per_source
 from components.data.order import Phase, SampleOrder
+from components.data.packing import open_rows
 from components.data.run_order import Cut, RunOrder, split_at
 
 
-def make_order(recipe: Recipe, manifest: Manifest) -> RunOrder:
-    """Settle the shares of every phase by the tokens found.
+def make_order(recipe: Recipe, manifest: Manifest, folder: Path) -> RunOrder:
+    """Settle the shares of every phase by the tokens found, or by the rows packed of them.
 
     Raises:
-        RecipeError: a source without one whole window, or that would be repeated too often.
+        RecipeError: a source without one whole window, or that would be repeated too often, or
+            that nobody has packed.
     """
     tokens = {name: manifest.sources[name].train_tokens for name in recipe.data.names}
     rule = recipe.data.mixture
@@ -29,13 +34,12 @@ def make_order(recipe: Recipe, manifest: Manifest) -> RunOrder:
         if source.most_epochs is not None
     }
     cuts = recipe.clock.cuts()
-    windows = [windows_per_source(manifest, length) for _, length in cuts]
-    samples = [{name: found[name] for name in recipe.data.names} for found in windows]
-    parts = split_at(phases, [first for first, _ in cuts])
+    samples = [_samples(cut, manifest, folder, recipe.data.names) for cut in cuts]
+    parts = split_at(phases, [cut.first_sample for cut in cuts])
     limited = limit_repeats(
         [
-            Phase(first + phase.first_sample, phase.shares, phase.path)
-            for (first, _), part in zip(cuts, parts, strict=True)
+            Phase(cut.first_sample + phase.first_sample, phase.shares, phase.path)
+            for cut, part in zip(cuts, parts, strict=True)
             for phase in part
         ],
         samples=samples[0],
@@ -43,15 +47,15 @@ def make_order(recipe: Recipe, manifest: Manifest) -> RunOrder:
         total_samples=recipe.total_samples,
         surplus=recipe.data.surplus,
         weights=[
-            Fraction(length, cuts[0][1])
-            for (_, length), part in zip(cuts, parts, strict=True)
+            Fraction(cut.sequence_length, cuts[0].sequence_length)
+            for cut, part in zip(cuts, parts, strict=True)
             for _ in part
         ],
     )
     settled, found_cuts = iter(limited), list[Cut]()
     epochs: dict[str, int] = {}
-    ends = chain((first for first, _ in cuts[1:]), [recipe.total_samples])
-    for (first, length), end, sizes, part in zip(cuts, ends, samples, parts, strict=True):
+    ends = chain((cut.first_sample for cut in cuts[1:]), [recipe.total_samples])
+    for (first, length, _), end, sizes, part in zip(cuts, ends, samples, parts, strict=True):
         own = [Phase(one.first_sample, next(settled).shares, one.path) for one in part]
         order = SampleOrder(
             phases=own, samples=sizes, seed=recipe.budget.seed, first_epochs=epochs
@@ -59,3 +63,17 @@ def make_order(recipe: Recipe, manifest: Manifest) -> RunOrder:
         found_cuts.append(Cut(first, length, order))
         epochs = order.epochs_after(end - first)
     return RunOrder(found_cuts)
+
+
+def _samples(
+    cut: Cutting, manifest: Manifest, folder: Path, names: Sequence[str]
+) -> dict[str, int]:
+    """Count the samples of each source, as they are cut."""
+    length = cut.sequence_length
+    if not cut.packed:
+        windows = windows_per_source(manifest, length)
+        return {name: windows[name] for name in names}
+    return {
+        name: len(open_rows(folder, name, manifest.sources[name], length=length))
+        for name in names
+    }

@@ -29,6 +29,16 @@ def test_a_run_of_minutes_asks_for_no_whole_day() -> None:
     assert (job.walltime, job.jobs) == ("02:00:00", 1)
 
 
+def test_a_run_with_phases_has_a_job_more_for_each_border() -> None:
+    short = (*TEUKEN, "budget.total_tokens=419430400")
+    phases = "phases={long: {from_fraction: 0.5}, last: {from_fraction: 0.9}}"
+    assert job_of(*short, phases).jobs == job_of(*short, phases).needed_jobs == 3
+    blind = (*short, phases, "cluster.hardware.across.peak_gigabytes_per_second=null")
+    blind = (*blind, "cluster.hardware.across.by_nodes=[]")
+    job = job_of(*blind)
+    assert (job.jobs, job.needed_jobs) == (3, None)
+
+
 def test_the_queue_is_the_one_with_the_tightest_limit_that_is_not_for_debugging() -> None:
     words = ("recipe=mula1b", "cluster=aurora", "cluster.hours=1")
     assert job_of(*words).queue == "prod"  # small's route; debug-scaling would allow it too

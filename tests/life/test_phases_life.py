@@ -1,6 +1,7 @@
-"""A run of two lengths: it crosses its border by itself, and resumes on both sides alike."""
+"""A run of two lengths, the longer packed, crosses its border and resumes on both sides."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,10 @@ import pytest
 
 from tests.life.conftest import TINY, Program, entries
 
-LONG = "budget: {sequence_length: 128}, model: {positions: {base: 1e6}}"
+LONG = (
+    "budget: {sequence_length: 128}, model: {positions: {base: 1e6}}, "
+    "data: {packing: best_fit, document_mask: true}"
+)
 WORDS = (
     *(word for word in TINY if not word.startswith(("evaluation", "checkpoint", "budget.tot"))),
     "budget.total_tokens=4_096",
@@ -37,6 +41,7 @@ def run(whole: Path, program: Program) -> Path:
             *WORDS, f"run={whole}", f"phases={{long: {{from_tokens: 2_048, {LONG}}}}}"
         )
         assert "the run goes on with its phase long" in said.stderr
+        assert re.search(r"packed: eu, [\d,]+ rows of 128 tokens, 9\d\.\d\d% full", said.stderr)
     return whole
 
 

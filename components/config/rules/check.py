@@ -182,7 +182,9 @@ def check_data(data: DataSection, *, total_tokens: int) -> None:
             problem = "no share is given for this source"
             remedy = f"set data.shares.{name}=...; sources {nearest(name, list(data.names))}"
             raise RecipeError(f"data.sources.{name}", problem, remedy)
-        _check_source(f"data.sources.{name}", source, document_mask=data.document_mask)
+        sees = ["document_mask"] if data.document_mask else []
+        sees += ["packing"] if data.packing == "best_fit" else []
+        _check_source(f"data.sources.{name}", source, sees_ends=sees)
     # Token files and text of one run have one tokenizer, which is not trained on the text.
     tokens = [name for name, source in data.sources.items() if source.tokens]
     texts = [name for name, s in data.sources.items() if s.has_text and not s.tokens]
@@ -227,7 +229,7 @@ def _even_out(path: str, shares: Mapping[str, float], total: float) -> str:
     return f"{change}; or, if they are proportions, write '{path}={{{written}}}'"
 
 
-def _check_source(path: str, source: Source, *, document_mask: bool) -> None:
+def _check_source(path: str, source: Source, *, sees_ends: list[str]) -> None:
     kinds = ("files", "embedded", "tokens", "dataset")
     given = [kind for kind in kinds if getattr(source, kind)]
     if len(given) > 1:
@@ -235,9 +237,10 @@ def _check_source(path: str, source: Source, *, document_mask: bool) -> None:
     if source.eod == "absent" and not source.tokens:
         problem = "is of token files, and there are none"
         raise RecipeError(f"{path}.eod", problem, "leave it out")
-    if source.eod == "absent" and document_mask:
-        problem = "absent, but data.document_mask needs to see where documents end"
-        remedy = "set data.document_mask=false, or tokenize again with --append-eod"
+    if source.eod == "absent" and sees_ends:
+        problem = f"absent, but data.{sees_ends[0]} needs to see where documents end"
+        value = {"document_mask": "false", "packing": "concatenate"}[sees_ends[0]]
+        remedy = f"set data.{sees_ends[0]}={value}, or tokenize again with --append-eod"
         raise RecipeError(f"{path}.eod", problem, remedy)
 
 

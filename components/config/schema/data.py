@@ -6,7 +6,7 @@ from pydantic import Field, PlainSerializer
 
 from components.config.schema import types
 from components.config.schema.document_steps import DocumentSteps
-from components.config.schema.phases import ABSENT, PhaseStart
+from components.config.schema.phases import ABSENT, Packing, PhaseStart
 from components.config.schema.types import Count, FrozenMapping, KeyGroup, OrNone, Section
 
 
@@ -150,6 +150,8 @@ class DataSection(Section):
     """Which sources, in which shares of the training tokens, prepared where.
 
     With a ``mixture`` other than ``given`` the shares follow from the tokens that are found.
+    With ``packing: best_fit`` samples are rows of whole documents and padding
+    (:mod:`components.data.packing`), else windows of the documents joined.
     ``skip`` leaves windows of samples out of the run's order, as a guard does in mid-run.
     ``goldfish`` and ``loss_after_eod`` say which targets training does not count: of the latter
     those that follow an end of document, which are no part of a text that was read.
@@ -168,6 +170,9 @@ class DataSection(Section):
     held_out_fraction: types.Fraction
     tokenizer_sample_bytes: Count | Literal["all"]
     document_mask: bool
+    packing: Annotated[Packing, Field(exclude_if=lambda kind: kind == "concatenate")] = (
+        "concatenate"
+    )
     verify: Annotated[Literal["contents", "sizes"], KeyGroup.MACHINE]
     write_megatron: Annotated[bool, KeyGroup.MACHINE]
     skip: Annotated[tuple[Window, ...], Field(strict=False)]

@@ -2,7 +2,7 @@
 
 import math
 from fractions import Fraction as Exact
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,9 @@ from components.config.schema.types import Count, KeyGroup, Node, Section
 
 ABSENT = Field(exclude_if=lambda one: one is None)
 EMPTY = Field(exclude_if=lambda one: not types.thaw(one))
+
+
+Packing = Literal["concatenate", "best_fit"]
 
 
 class PhaseStart(Section):
@@ -43,6 +46,7 @@ class PhaseData(Section):
     """Another way to cut the same sources."""
 
     document_mask: Annotated[bool | None, ABSENT] = None
+    packing: Annotated[Packing | None, ABSENT] = None
 
 
 class RunPhase(PhaseStart):

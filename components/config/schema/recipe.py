@@ -118,12 +118,15 @@ class Recipe(types.Section):
     def clock(self) -> StepClock:
         """Which step of the whole run sees which samples and tokens."""
         run, total = self.whole, self.budget.total_tokens
-        helpings = [Helping("", 0, run.budget.sequence_length, run.ramp)]
+        packed = run.data.packing == "best_fit"
+        helpings = [Helping("", 0, run.budget.sequence_length, run.ramp, packed)]
         for name, phase in run.phases.items():
             length = phase.budget.sequence_length or run.budget.sequence_length
             batch = phase.budget.global_batch_tokens or run.budget.global_batch_tokens
             constant = batch_ramp.BatchRamp.constant(batch // length)
-            helpings.append(Helping(name, phase.first_token(total), length, constant))
+            packed = (phase.data.packing or run.data.packing) == "best_fit"
+            first = phase.first_token(total)
+            helpings.append(Helping(name, first, length, constant, packed))
         return StepClock.of(sorted(helpings, key=lambda one: one.first_token), total)
 
     @cached_property

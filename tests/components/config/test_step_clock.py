@@ -77,4 +77,6 @@ def test_phases_follow_one_another_without_a_gap_and_begin_at_their_token(run) -
         before = clock.at(max(0, span.first_step - 1)).tokens_per_step
         assert late >= 0
         assert late < before or one_step
-    assert [first for first, _ in clock.cuts()] == sorted({first for first, _ in clock.cuts()})
+    assert [cut.first_sample for cut in clock.cuts()] == sorted({
+        cut.first_sample for cut in clock.cuts()
+    })

@@ -126,7 +126,7 @@ def test_what_was_drawn_counts_tokens_of_both_lengths(folder) -> None:
         assert one.share == pytest.approx(counted[name] / total)
     # From 9,216 tokens on, in the middle of the longer ones, all are English.
     assert drawn["en"].promised_share == pytest.approx((0.75 * 9_216 + 6_144) / 15_360)
-    order = make_order(recipe, Manifest.read(folder))
+    order = make_order(recipe, Manifest.read(folder), folder)
     assert order.drawn(recipe.total_samples) == drawn
     at = batches(recipe, folder, BORDER)
     assert at.shares_after(BORDER + 1) == {"en": 0.75, "de": 0.25}
@@ -148,7 +148,7 @@ def test_limits_of_repeats_hold_for_the_tokens_of_both_lengths(folder, surplus) 
     recipe = phased(sources=sources, surplus=surplus)
     if surplus == "refused":
         with pytest.raises(RecipeError, match=r"de\.most_epochs: 2, but .* 2\.40 times"):
-            make_order(recipe, manifest)
+            make_order(recipe, manifest, Path())
         return
-    drawn = make_order(recipe, manifest).drawn(recipe.total_samples)["de"]
+    drawn = make_order(recipe, manifest, Path()).drawn(recipe.total_samples)["de"]
     assert 1.7 < drawn.epochs <= 2.0

@@ -39,7 +39,7 @@ def manifest(tmp_path: Path) -> Manifest:
     [("natural", 0.9), ("{temperature: 2}", 0.75), ("{temperature: 1}", 0.9)],
 )
 def test_a_rule_takes_its_shares_from_the_tokens_found(manifest, mixture, share) -> None:
-    drawn = make_order(composed(*TWO, f"data.mixture={mixture}"), manifest).drawn(480)
+    drawn = make_order(composed(*TWO, f"data.mixture={mixture}"), manifest, Path()).drawn(480)
     assert drawn["de"].promised_share == pytest.approx(share)
     assert abs(drawn["de"].samples - 480 * share) < 2
 
@@ -50,7 +50,7 @@ def test_given_shares_change_where_the_phase_begins(manifest) -> None:
         "data.phases={end: {from_fraction: 0.75, shares: {en: 1.0}}}",
     )
     recipe = composed(*words)
-    order = make_order(recipe, manifest)
+    order = make_order(recipe, manifest, Path())
     assert recipe.total_samples == 480
     assert abs(order.count("de", 360) - 180) < 2
     assert order.count("de", 480) == order.count("de", 360)
@@ -59,8 +59,8 @@ def test_given_shares_change_where_the_phase_begins(manifest) -> None:
 def test_what_a_source_may_not_repeat_is_refused_or_dealt(manifest) -> None:
     words = (TWO[0], "data.shares={en: 0.9, de: 0.1}", "data.sources.en.most_epochs=4")
     with pytest.raises(RecipeError, match=r"en\.most_epochs: 4, but .* 4\.32 times"):
-        make_order(composed(*words), manifest)
-    order = make_order(composed(*words, "data.surplus=dealt"), manifest)
+        make_order(composed(*words), manifest, Path())
+    order = make_order(composed(*words, "data.surplus=dealt"), manifest, Path())
     assert 390 <= order.count("en", 480) <= 400  # four times its hundred windows
 
 
