@@ -91,3 +91,10 @@ def test_shorter_rows_than_the_window_count_whole() -> None:
     assert PUBLISHED(tokens(2, 50)).all()
     assert mask(0, 0).counts_all
     assert mask(0, 0)(tokens(2, 50)).all()
+
+
+def test_padding_of_packed_rows_does_not_count() -> None:
+    rows = torch.tensor([[5, EOD, 7, EOD, EOD, EOD]])
+    packed = LossMask(one_in=0, window_tokens=0, after_eod=True, eod_id=EOD, padded=True)
+    assert packed(rows).tolist() == [[True, True, True, False, False]]
+    assert not packed.counts_all
