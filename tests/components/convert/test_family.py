@@ -15,7 +15,9 @@ from tests.components.convert.conftest import (
     bloom,
     gpt2,
     llama,
+    mistral,
     olmo,
+    olmo3,
     olmoe,
 )
 
@@ -52,6 +54,13 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
         (changed(olmoe(), "mlp", "routing", "uniform"), "model.mlp.routing", "learned"),
         (changed(olmoe(), "norm", "eps", 1e-6), "model.attention.qk_norm", "OlmoeFor"),
         (changed(gpt2(), "norm", "bias", False), "model.norm", "LayerNorm with weight, eps"),
+        (changed(bloom(), "attention", "windows", [5]), "model.attention.windows", "Bloom"),
+        (changed(mistral(), "attention", "windows", [5, 4]), "model.attention.windows", "all"),
+        (
+            changed(olmo3(), "positions", "local_base", 9.0),
+            "model.positions.local_base",
+            "same",
+        ),
     ],
 )
 def test_a_feature_that_no_class_has_is_named(section: Section, path: str, words: str) -> None:
