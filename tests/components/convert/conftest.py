@@ -261,13 +261,6 @@ def olmo3() -> Section:
     return section | {"num_layers": 4}
 
 
-def olmo3_in_one_length() -> Section:
-    """Without a scaling all layers turn alike; every second one has a window."""
-    section = olmo2()
-    section["attention"] |= {"windows": [5, "full"]}
-    return section
-
-
 def mistral() -> Section:
     section = llama()
     section["attention"] |= {"windows": [5]}
@@ -284,9 +277,8 @@ SECTIONS = {
     for make in (
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
         *(olmoe, olmoe_renormalized, olmo2, qwen3, qwen3_moe, smollm3, apertus),
-        *(deepseek_v3, deepseek_v3_of_experts_alone),
+        *(deepseek_v3, deepseek_v3_of_experts_alone, olmo3, mistral),
         *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed, apertus_slowed),
-        *(olmo3, olmo3_in_one_length, mistral),
     )
 }
 

@@ -17,7 +17,9 @@ from tests.components.convert.conftest import (
     deepseek_v3,
     gpt2,
     llama,
+    mistral,
     olmo,
+    olmo3,
     olmoe,
     qwen3_moe,
 )
@@ -61,6 +63,10 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
         (changed(llama(), "mlp", "activation", "xielu"), "model.mlp.activation", "to train"),
         (llama() | {"logit_cap": 15.0}, "model.logit_cap", "does not cap its logits"),
         (changed(apertus(), "mlp", "bias", True), "model.mlp", "ApertusForCausalLM but for"),
+        (changed(bloom(), "attention", "windows", [5]), "model.attention.windows", "Bloom"),
+        (changed(mistral(), "attention", "windows", [5, 4]), "model.attention.windows", "all"),
+        # As near as OLMo-3, which is named beside it, is OLMo-2.
+        (changed(olmo3(), "positions", "local_base", 9.0), "model.attention.windows", "slowed"),
     ],
 )
 def test_a_feature_that_no_class_has_is_named(section: Section, path: str, words: str) -> None:

@@ -226,7 +226,6 @@ COUNTS: dict[str, tuple[Config, int]] = {
     "Qwen3-8B": (QWEN3, 8_190_735_360),
     "OLMo-3 7B, first stage": (OLMO3_FIRST, 7_298_617_344),
     "OLMo-3 7B": (OLMO3, 7_298_011_136),
-    "OLMo-3 32B, first stage": (OLMO3_32B | {"vocab_size": 100_352}, 32_234_279_936),
     "OLMo-3 32B": (OLMO3_32B, 32_233_522_176),
     "Mistral 7B": (MISTRAL, 7_241_732_096),
     "Apertus 8B": (APERTUS, 8_053_338_176),
