@@ -41,10 +41,11 @@ def borders(cluster: Cluster) -> list[int]:
     return sorted({end + step for end in ends for step in (-1, 0, 1)} - {0})
 
 
-def for_everybody(cluster: Cluster, nodes: int) -> bool:
-    """Whether a queue that needs no request takes a long run on so many nodes."""
+def for_everybody(cluster: Cluster, nodes: int, hours: float) -> bool:
+    """Whether a queue that needs no request takes a chain of so many hours on these nodes."""
     usual = queues_on(with_nodes(cluster, nodes))
-    return takes_runs(cluster, nodes) and not any(queue.by_request for queue in usual)
+    long = any(holds(cluster, queue, hours) for queue in usual)
+    return long and takes_runs(cluster, nodes) and not any(one.by_request for one in usual)
 
 
 def holds(cluster: Cluster, queue: QueueSection, hours: float) -> bool:
@@ -90,7 +91,8 @@ def test_at_every_border_a_long_run_has_a_chain_or_is_told_the_nearest_that_has(
             there = queue_remark(with_nodes(cluster, near), found, 1_000)
             assert there is None or there.remedy == NO_CHAIN.format(name)
             between = range(min(near, nodes) + 1, max(near, nodes))
-            assert not any(for_everybody(cluster, closer) for closer in between)
+            long = 1_000 * queue.longest_hours if queue else 0.0
+            assert not any(for_everybody(cluster, closer, long) for closer in between)
 
 
 def test_aurora_has_no_production_queue_for_17_to_255_nodes() -> None:
