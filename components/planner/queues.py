@@ -76,9 +76,14 @@ def with_nodes(cluster: Cluster, nodes: int) -> Cluster:
     return cluster.model_copy(update={"nodes": nodes})
 
 
-def nearest_nodes(cluster: Cluster, nodes: int) -> list[int]:
-    """List the numbers nearest to ``nodes``, below and above, that take a run of many jobs."""
-    carrying = [q for q in cluster.queues if _carries(cluster, q) and q.by_request is None]
+def nearest_nodes(cluster: Cluster, nodes: int, hours: float = 0.0) -> list[int]:
+    """List the numbers nearest to ``nodes``, below and above, that take a run of many jobs.
+
+    One chain there holds so many ``hours``.
+    """
+    carrying = [
+        q for q in cluster.queues if _carries(cluster, q, hours) and q.by_request is None
+    ]
     below = [queue.most_nodes for queue in carrying if queue.most_nodes < nodes]
     above = [queue.fewest_nodes for queue in carrying if queue.fewest_nodes > nodes]
     return [*sorted(below)[-1:], *sorted(above)[:1]]
@@ -128,8 +133,10 @@ def _too_many(cluster: Cluster, queue: QueueSection, needed: int, most: int) -> 
         times = ceil(needed / most)
         effort = f"the run's {needed:,} jobs are submitted in {times:,} chains (again=true)"
     problem = f"{cluster.nodes:,}: {where} {queue.longest_hours:g} h, {limit}: {effort}"
-    ways = _ways(cluster, queue)
-    return RecipeError("cluster.nodes", problem, ways and f"what takes the whole chain: {ways}")
+    ways = _ways(cluster, queue, needed * queue.longest_hours)
+    remedy = f"what takes the whole chain: {ways}"
+    none = f"no queue of {cluster.name} takes the whole chain"
+    return RecipeError("cluster.nodes", problem, remedy if ways else none)
 
 
 def _gap(cluster: Cluster) -> str:
@@ -140,14 +147,17 @@ def _gap(cluster: Cluster) -> str:
     return f"{low:,} nodes and more" if high is None else f"{low:,} to {high:,} nodes"
 
 
-def _ways(cluster: Cluster, taken: QueueSection | None) -> str:
-    """Write which other queue takes a chain of these nodes, else the nearest nodes that do."""
+def _ways(cluster: Cluster, taken: QueueSection | None, hours: float = 0.0) -> str:
+    """Write which other queue takes a chain of these nodes, else the nearest nodes that do.
+
+    The chain has so many ``hours``.
+    """
     for queue in queues_on(cluster):
         other = taken is None or queue.name != taken.name
-        if other and _carries(cluster, queue) and queue.by_request is None:
+        if other and _carries(cluster, queue, hours) and queue.by_request is None:
             return f"site.queue={queue.route or queue.name}, {queue.longest_hours:g} h"
     ways = []
-    for near in nearest_nodes(cluster, cluster.nodes):
+    for near in nearest_nodes(cluster, cluster.nodes, hours):
         longest = longest_queue(with_nodes(cluster, near))
         assert longest is not None, "it is the border of a queue"
         verb = "cut to" if near < cluster.nodes else "raise to"
@@ -156,6 +166,9 @@ def _ways(cluster: Cluster, taken: QueueSection | None) -> str:
     return " or ".join(ways)
 
 
-def _carries(cluster: Cluster, queue: QueueSection) -> bool:
-    """Whether a queue is for runs of many jobs: not for debugging, and it takes a chain."""
-    return not queue.debug and most_chained(cluster, queue) != 1
+def _carries(cluster: Cluster, queue: QueueSection, hours: float = 0.0) -> bool:
+    """Whether a queue is for runs of many jobs, and one chain in it has so many ``hours``."""
+    most = most_chained(cluster, queue)
+    return not queue.debug and (
+        most is None or (most > 1 and most * queue.longest_hours >= hours)
+    )

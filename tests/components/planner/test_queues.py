@@ -25,6 +25,7 @@ PROFILES = [
     for path in sorted((ROOT / "conf" / "cluster").glob("*.yaml"))
     if yaml.safe_load(Path(path).read_text("utf-8"))["queues"]
 ]
+NO_CHAIN = "no queue of {} takes the whole chain"  # of a thousand jobs, say
 NODES = re.compile(r"(cut to|raise to) ([\d,]+) \((\S+), ([\d.]+) h\)")
 
 
@@ -40,10 +41,17 @@ def borders(cluster: Cluster) -> list[int]:
     return sorted({end + step for end in ends for step in (-1, 0, 1)} - {0})
 
 
-def for_everybody(cluster: Cluster, nodes: int) -> bool:
-    """Whether a queue that needs no request takes a long run on so many nodes."""
+def for_everybody(cluster: Cluster, nodes: int, hours: float) -> bool:
+    """Whether a queue that needs no request takes a chain of so many hours on these nodes."""
     usual = queues_on(with_nodes(cluster, nodes))
-    return takes_runs(cluster, nodes) and not any(queue.by_request for queue in usual)
+    long = any(holds(cluster, queue, hours) for queue in usual)
+    return long and takes_runs(cluster, nodes) and not any(one.by_request for one in usual)
+
+
+def holds(cluster: Cluster, queue: QueueSection, hours: float) -> bool:
+    """Whether one chain in the queue is as long."""
+    most = most_chained(cluster, queue)
+    return most is None or most * queue.longest_hours >= hours
 
 
 def of_debug(*, limits: dict[str, object], scheduler: str = "slurm") -> Cluster:
@@ -56,6 +64,9 @@ def of_debug(*, limits: dict[str, object], scheduler: str = "slurm") -> Cluster:
 def test_at_every_border_a_long_run_has_a_chain_or_is_told_the_nearest_that_has(
     name: str,
 ) -> None:
+    queues = [
+        queue for queue in profile(name).queues if not queue.debug and not queue.by_request
+    ]
     for nodes in borders(profile(name)):
         cluster = with_nodes(profile(name), nodes)
         queue = longest_queue(cluster)
@@ -66,6 +77,10 @@ def test_at_every_border_a_long_run_has_a_chain_or_is_told_the_nearest_that_has(
         if remark is None:
             continue
         ways = NODES.findall(f"{remark.problem} {remark.remedy}")
+        if remark.remedy == NO_CHAIN.format(name):
+            assert queue is not None
+            assert not any(holds(cluster, one, 1_000 * queue.longest_hours) for one in queues)
+            continue
         assert ways, remark
         for verb, number, taken_by, hours in ways:
             near = int(number.replace(",", ""))
@@ -73,9 +88,11 @@ def test_at_every_border_a_long_run_has_a_chain_or_is_told_the_nearest_that_has(
             found = longest_queue(with_nodes(cluster, near))
             assert found is not None
             assert (found.route or found.name, found.longest_hours) == (taken_by, float(hours))
-            assert queue_remark(with_nodes(cluster, near), found, 1_000) is None
+            there = queue_remark(with_nodes(cluster, near), found, 1_000)
+            assert there is None or there.remedy == NO_CHAIN.format(name)
             between = range(min(near, nodes) + 1, max(near, nodes))
-            assert not any(for_everybody(cluster, closer) for closer in between)
+            long = 1_000 * queue.longest_hours if queue else 0.0
+            assert not any(for_everybody(cluster, closer, long) for closer in between)
 
 
 def test_aurora_has_no_production_queue_for_17_to_255_nodes() -> None:
@@ -147,6 +164,16 @@ def test_what_an_array_cannot_hold_is_several_chains() -> None:
     remark = queue_remark(cluster, cluster.queues[0], 25)
     assert remark is not None
     assert remark.problem.endswith("the run's 25 jobs are submitted in 3 chains (again=true)")
+
+
+def test_no_queue_is_named_whose_chain_is_as_short_as_the_one_that_is_left() -> None:
+    frontier = with_nodes(profile("frontier"), 64)
+    remark = queue_remark(frontier, longest_queue(frontier), 150)
+    assert remark is not None
+    assert (
+        "64: extended gives 24 h, to 100 jobs of a user, running or waiting" in remark.problem
+    )
+    assert remark.remedy == NO_CHAIN.format("frontier")
 
 
 def test_where_a_site_forbids_it_no_job_waits_for_another() -> None:
