@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from components.config.schema.recipe import Recipe
-from components.data.loss_mask import LossMask
+from components.data.samples import LossMask
 from components.distributed.context import SequencePart, mean_over_parts
 from components.distributed.devices import compute_dtype
 from components.distributed.experts import figures_of, take_tally

@@ -139,7 +139,7 @@ class Goldfish(Section):
     """Leave one of every ``one_in`` targets out of the loss, so that no text is learned whole.
 
     Which ones is a hash of the ``window_tokens`` that end with the target, so of a passage that
-    comes again the same: :mod:`components.data.loss_mask`.
+    comes again the same: :mod:`components.data.samples`.
     """
 
     one_in: Annotated[int, Field(ge=2)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from components.data.loss_mask import LossMask
+from components.data.samples import LossMask
 
 EOD = 3
 PUBLISHED = LossMask(one_in=50, window_tokens=50, after_eod=True, eod_id=EOD)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.data.loss_mask import LossMask
+from components.data.samples import LossMask
 from components.distributed.mesh import Mesh, build_mesh
 from components.distributed.tensor_styles import seed_layers
 from components.dryrun.world import fake_world
