@@ -1,0 +1,65 @@
+#!/bin/bash
+#SBATCH --job-name=viking_7b
+#SBATCH --account=<account>
+#SBATCH --partition=standard-g
+#SBATCH --nodes=64
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=7
+#SBATCH --gpus-per-node=8
+#SBATCH --mem=480G
+#SBATCH --time=48:00:00
+#SBATCH --signal=B:USR1@600
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/path/to/kochbuch/runs/viking_7b-full/jobs/%j.log
+# What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
+
+# The sources in brackets are those of conf/cluster/lumi.yaml.
+module use /appl/local/laifs/modules
+module load lumi-aif-singularity-bindings
+export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3  # the four ports (OEL, LUG)
+export NCCL_NET_GDR_LEVEL=PHB  # a port reads devices itself (OEL; LUG has 3)
+export HSA_ENABLE_SDMA=0  # as runs of OpenEuroLLM have it (OEL)
+source /path/to/kochbuch/.venv/bin/activate
+cd /path/to/kochbuch || exit
+node=/tmp/kochbuch-$SLURM_JOB_ID
+# Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
+for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR MIOPEN_USER_DB_PATH MIOPEN_CUSTOM_CACHE_DIR; do export "$cache=${!cache:-$node/cache/$cache}"; done
+run=/path/to/kochbuch/runs/viking_7b-full
+mkdir -p "$run/ranks"
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun takes it no more from sbatch, since 22.05
+
+# By 3 this ends the chain, and jobs/chain.jsonl says why.
+python -m cluster.begin "$run" || exit $(($? != 3))
+
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR MASTER_PORT
+
+trap 'touch "$run/stop"' USR1  # 600 s before the wall: the run saves and stops
+# Compiled kernels and copies of Python go with the job.
+remove_from_nodes() { timeout 300 srun --kill-on-bad-exit=1 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap rm -rf "$node"; }
+trap remove_from_nodes EXIT
+
+launch() {
+  MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+  # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
+  timeout --kill-after=10 360 srun --kill-on-bad-exit=1 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 \
+    --output="$run/ranks/%j-preflight-%t.log" python -m components.preflight "$run" & looking=$!
+  python -m cluster.preflight "$run"
+  status=$?
+  timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
+  [ "$status" -eq 0 ] || return "$status"
+  nodes=$(wc -l < "$run/preflight/nodes")
+  MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
+  # One task a rank. Network ports: a port for each card, and on it; RCCL's plugin finds it.
+  # shellcheck disable=SC2016  # each rank fills in its own variables
+  srun --kill-on-bad-exit=1 --cpu-bind=mask_cpu:0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000,0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000 --output="$run/ranks/%j-%t.log" --open-mode=append \
+    --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
+    bash -c 'export ROCR_VISIBLE_DEVICES="$SLURM_LOCALID"; exec "$@"' rank python -m components.train "$run" &
+  wait $!
+  status=$?
+  [ "$status" -le 128 ] || { wait $!; status=$?; }  # the signal ended the first wait, not the ranks
+  return "$status"
+}
+launch
+python -m cluster.end "$run" $?  # says what happened; its status is the job's
