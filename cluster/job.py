@@ -227,7 +227,8 @@ def _chain(
 ) -> tuple[int, int | None, tuple[str, ...]]:
     """Count the jobs of the chain and those of the whole run, with notes.
 
-    At each of the ``borders`` between phases of the run a job ends before its time. What is left of a chain when the run has finished ends at once.
+    At each of the ``borders`` between phases of the run a job ends before its time. What is
+    left of a chain when the run has finished ends at once.
 
     Raises:
         RecipeError: the user wants more jobs than the queue takes.
