@@ -19,6 +19,8 @@ from components.config.user_overrides import leaves
 from components.errors import RecipeError
 from components.sharing.lock import Lock, is_sealed
 
+OPTIONAL = {"phases"}  # not written where a run has none
+
 MARK = "lock"  # the key by which a lock is known from a recipe
 RANKS = "cluster.ranks"
 CLOCK = "checkpoint."  # of the machine's group, but no machine's own
@@ -125,8 +127,8 @@ def _checked(tree: Mapping[str, Any]) -> Lock:
 
 def _check_sections(tree: Mapping[str, Any], *, whole: bool) -> None:
     wanted = SECTIONS | CARRIED if whole else SECTIONS
-    if tree.keys() != wanted:
-        odd = sorted(tree.keys() ^ wanted)[0]
+    if strange := (tree.keys() ^ wanted) - OPTIONAL:
+        odd = sorted(strange)[0]
         problem = "is no section of it" if odd in tree else "is missing"
         raise RecipeError(odd if odd in tree else "name", f"the section {odd} {problem}")
     check_content(tree)

@@ -8,6 +8,7 @@ from typing import Any
 
 from components.config.schema.types import KeyGroup as KeyGroup
 from components.config.schema.types import OtherGroup, sections_at
+from components.config.targets import OF_PHASE
 from components.config.user_overrides import leaves
 
 TITLES = {
@@ -81,7 +82,8 @@ def split(tree: Mapping[str, Any]) -> dict[KeyGroup, dict[str, Any]]:
     found: dict[KeyGroup, dict[str, Any]] = {group: {} for group in KeyGroup}
     computing = computing_keys(tree)
     for path, value in leaves(tree):
-        group = KeyGroup.MATHEMATICS if path in computing else declared(path)
+        key = OF_PHASE.sub("", path)
+        group = KeyGroup.MATHEMATICS if key in computing else declared(path)
         assert group is not None, f"{path} has no group"
         found[group][path] = value
     phases = tree["schedule"].get("phases")

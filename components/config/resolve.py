@@ -11,6 +11,7 @@ from typing import Any
 
 from components.config import layout
 from components.config.key_groups import KeyGroup, declared, degrees_that_compute
+from components.config.phases import recipe_of, recipes_of
 from components.config.rules.check import check_phases
 from components.config.scale_down import largest_microbatch, scale_down
 from components.config.scale_phases import deal_phases, shrink_phases
@@ -138,7 +139,8 @@ def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     _forget_derived(recipe, tree, named)
     layout.settle_layout(tree, named)
     moved = check_recipe(tree)
-    check_mathematics(recipe, moved)
+    for name, after in recipes_of(moved).items():
+        check_mathematics(recipe_of(recipe, name), after)
     assert moved.fingerprint() == recipe.fingerprint()
     return moved
 

@@ -34,8 +34,7 @@ def test_a_run_with_phases_has_a_job_more_for_each_border() -> None:
     phases = "phases={long: {from_fraction: 0.5}, last: {from_fraction: 0.9}}"
     assert job_of(*short, phases).jobs == job_of(*short, phases).needed_jobs == 3
     blind = (*short, phases, "cluster.hardware.across.peak_gigabytes_per_second=null")
-    blind = (*blind, "cluster.hardware.across.by_nodes=[]")
-    job = job_of(*blind)
+    job = job_of(*blind, "cluster.hardware.across.by_nodes=[]")
     assert (job.jobs, job.needed_jobs) == (3, None)
 
 
