@@ -9,7 +9,8 @@ copies. Tokens reach their experts in one of two ways, whose costs are in docs/e
                   (https://arxiv.org/abs/2006.16668, section 3.2, without its capacity)
 
 A balance of all layers pooled is known at the last stage only: each stage hands its sums to the
-next one beside the hidden states, and the gradient comes back along the same way.
+next one beside the hidden states, and the gradient comes back along the same way. Balance
+without a loss counts what a whole step chose, of all ranks, and moves biases after it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +32,7 @@ from components.distributed.tensor_styles import sum_over
 from components.model.decoder import Decoder
 from components.model.expert_products import Matrices, Order, spread, summed
 from components.model.kept import passing_on
-from components.model.moe import Mixture, Stack, expert_layers, take_rows
+from components.model.moe import Experts, Mixture, Stack, expert_layers, take_rows
 from components.model.routing import RoutingTally
 
 
@@ -191,6 +193,35 @@ def exact_exchanges(decoders: Iterable[Decoder]) -> Iterator[None]:
     finally:
         for mixture, bound in bounds.items():
             mixture.bound = bound
+
+
+def forget_loads(decoders: Iterable[Decoder]) -> None:
+    """Begin to count anew: what was counted is of a step that was not taken."""
+    for layer in _balanced(decoders):
+        layer.load = None
+
+
+def balance_experts(decoders: Iterable[Decoder], ranks: DeviceMesh) -> None:
+    """Move all biases by what a step's routers chose; all ``ranks`` of a stage call it.
+
+    They are those that see other tokens: mesh axes data, expert and context.
+    """
+    layers = list(_balanced(decoders))
+    loads = [layer.load for layer in layers if layer.load is not None]
+    if not loads:
+        return
+    assert len(loads) == len(layers), "all layers of a stage see all its tokens"
+    total = torch.stack(loads)  # (layers, experts)
+    if ranks.size() > 1:
+        dist.all_reduce(total, group=ranks.get_group())
+    for layer, load in zip(layers, total, strict=True):
+        layer.balance(load)
+        layer.load = None
+
+
+def _balanced(decoders: Iterable[Decoder]) -> Iterator[Experts]:
+    layers = (layer for decoder in decoders for layer in expert_layers(decoder))
+    return (layer for layer in layers if layer.choice_bias is not None)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

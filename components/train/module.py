@@ -16,8 +16,7 @@ from components.config.stages import splits_backward
 from components.data.samples import samples_digest
 from components.distributed.data import DataParallel
 from components.distributed.devices import StateDtypes, compute_dtype
-from components.distributed.expert_balance import balance_experts, forget_loads
-from components.distributed.experts import exact_exchanges
+from components.distributed.experts import balance_experts, exact_exchanges, forget_loads
 from components.distributed.mesh import Mesh
 from components.distributed.pipeline import Accumulation, Microbatches, Pipeline
 from components.distributed.tensor_styles import seed_layers

@@ -14,7 +14,7 @@ from torch.futures import Future
 from components.checkpoint.layout import PieceReader
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.saving import ShardState
-from components.distributed.expert_balance import balance_experts
+from components.distributed.experts import balance_experts
 from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
 from tests.components.distributed.layout_cases import (
     Layout,

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from components.distributed.data import DataParallel
-from components.distributed.expert_balance import balance_experts
+from components.distributed.experts import balance_experts
 from components.distributed.weight_shards import local
 from tests.components.distributed.layout_cases import (
     FLOAT32,
