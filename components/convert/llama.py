@@ -68,6 +68,7 @@ class Llama(HFFamily):
     no_weights = re.compile(r"rotary_emb\.inv_freq$")
     norms = ("input_layernorm", "post_attention_layernorm")  # of attention, and of the MLP
     default_base = 10_000.0
+    ffn_key = "intermediate_size"
     needs: ClassVar[tuple[Need, ...]] = (
         family.ROTARY,
         family.RMS_NORM,
@@ -154,7 +155,7 @@ class Llama(HFFamily):
         read = self.read(config)
         return {
             "_target_": MLP,
-            "ffn_dim": read["intermediate_size"],
+            "ffn_dim": read[self.ffn_key],
             "activation": family.named_here("hidden_act", read["hidden_act"], _ACTIVATIONS),
             "gated": True,
             "bias": read.get("mlp_bias", False),
