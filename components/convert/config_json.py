@@ -168,10 +168,12 @@ def _is_int(value: object) -> bool:
 
 
 def _is_rotation(value: object) -> bool:
+    """Allow numbers, the word of a type, and the same once more for each kind of layer."""
     if value is None:
         return True
     return isinstance(value, dict) and all(
-        isinstance(one, str) if name in {"type", "rope_type"} else _is_number(one, int, float)
+        (one is None or isinstance(one, str))
+        if name in {"type", "rope_type"}
+        else _is_number(one, int, float) or _is_rotation(one)
         for name, one in value.items()
-        if one is not None
     )

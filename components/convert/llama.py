@@ -126,7 +126,7 @@ class Llama(HFFamily):
                 "num_heads": heads,
                 "num_kv_heads": read["num_key_value_heads"],
                 "head_dim": read.get("head_dim", dim // heads),
-                "bias": read["attention_bias"],
+                "bias": read.get("attention_bias", False),
                 "dropout": float(read["attention_dropout"]),
             },
             "mlp": self.mlp(config),
@@ -140,15 +140,20 @@ class Llama(HFFamily):
         Raises:
             RecipeError: a number of the rotation that no part of ours has.
         """
-        for key in ("rope_scaling", "rope_parameters"):
-            for name in (config.get(key) or {}).keys() - {*_NUMBERS.values(), *_ROTATION}:
-                problem = f"{config[key][name]!r}, but no part here has it"
+        for key, numbers in self.rotations(config):
+            for name in numbers.keys() - {*_NUMBERS.values(), *_ROTATION}:
+                problem = f"{numbers[name]!r}, but no part here has it"
                 known = ", ".join([*_ROTATION, *_NUMBERS.values()])
                 raise RecipeError(f"{key}.{name}", problem, f"known are {known}")
         read = self.read(config)
         node = {"_target_": ROTARY, "base": float(read["rope_theta"])}
         scaling = _scaling_here(read["rope_scaling"])
         return node if scaling is None else node | {"scaling": scaling}
+
+    def rotations(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """List the keys that hold numbers of a rotation by name."""
+        for key in ("rope_scaling", "rope_parameters"):
+            yield key, config.get(key) or {}
 
     def mlp(self, config: Mapping[str, Any]) -> Section:
         """Return the node of the MLP."""
