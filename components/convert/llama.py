@@ -76,6 +76,7 @@ class Llama(HFFamily):
     no_weights = re.compile(r"rotary_emb\.inv_freq$")
     norms = ("input_layernorm", "post_attention_layernorm")  # of attention, and of the MLP
     default_base = 10_000.0
+    ffn_key = "intermediate_size"
     needs: ClassVar[tuple[Need, ...]] = (
         family.ROTARY,
         family.RMS_NORM,
@@ -136,7 +137,7 @@ class Llama(HFFamily):
                 "num_heads": heads,
                 "num_kv_heads": read["num_key_value_heads"],
                 "head_dim": read.get("head_dim", dim // heads),
-                "bias": read["attention_bias"],
+                "bias": read.get("attention_bias", False),
                 "dropout": float(read["attention_dropout"]),
             },
             "mlp": self.mlp(config),
@@ -150,9 +151,9 @@ class Llama(HFFamily):
         Raises:
             RecipeError: a number of the rotation that no part of ours has.
         """
-        for key in ("rope_scaling", "rope_parameters"):
-            for name in (config.get(key) or {}).keys() - {*_NUMBERS.values(), *_ROTATION}:
-                problem = f"{config[key][name]!r}, but no part here has it"
+        for key, numbers in self.rotations(config):
+            for name in numbers.keys() - {*_NUMBERS.values(), *_ROTATION}:
+                problem = f"{numbers[name]!r}, but no part here has it"
                 known = ", ".join([*_ROTATION, *_NUMBERS.values()])
                 raise RecipeError(f"{key}.{name}", problem, f"known are {known}")
         read = self.read(config)
@@ -160,12 +161,17 @@ class Llama(HFFamily):
         scaling = _scaling_here(read["rope_scaling"])
         return node if scaling is None else node | {"scaling": scaling}
 
+    def rotations(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """List the keys that hold numbers of a rotation by name."""
+        for key in ("rope_scaling", "rope_parameters"):
+            yield key, config.get(key) or {}
+
     def mlp(self, config: Mapping[str, Any]) -> Section:
         """Return the node of the MLP."""
         read = self.read(config)
         return {
             "_target_": MLP,
-            "ffn_dim": read["intermediate_size"],
+            "ffn_dim": read[self.ffn_key],
             "activation": family.named_here("hidden_act", read["hidden_act"], _ACTIVATIONS),
             "gated": True,
             "bias": read.get("mlp_bias", False),

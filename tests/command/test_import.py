@@ -66,7 +66,7 @@ def parameters_of_the_class(config: Config) -> int:
     return count
 
 
-@pytest.mark.quick("llama3_2_1b", "qwen3_0_6b", "gpt2", "smollm3_3b")
+@pytest.mark.quick("llama3_2_1b", "qwen3_0_6b", "smollm3_3b")
 @pytest.mark.parametrize("name", FILES)
 def test_a_published_file_becomes_a_recipe_with_the_parameters_of_its_class(
     name: str, home: Path, capfd: pytest.CaptureFixture[str]

@@ -11,7 +11,8 @@ from components.convert.config_json import check_same, read_config
 from components.convert.family import all_families, choose_family
 from components.convert.features import read_features
 from components.convert.folder import make_config
-from components.convert.llama import SAME_NORM
+from components.convert.llama import SAME_NORM, Llama
+from components.convert.newer_llama import Qwen3
 from components.errors import RecipeError
 from tests.components.convert.conftest import Section
 
@@ -65,6 +66,17 @@ def test_what_is_exported_is_imported_again(section: Section, tmp_path: Path) ->
     std = again.initialization["std"]
     assert std == features.initialization["std"]
     assert again.model_copy(update={"initialization": features.initialization}) == features
+
+
+def test_a_family_that_says_too_little_of_its_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Qwen3, "section", Llama.section)
+    found = read_config(put(tmp_path, published("qwen3_0_6b")))
+    whole = overlaid(compose_defaults()["model"], found.section)
+    whole |= {"vocab_size": 8, "padded_vocab_size": 8}
+    with pytest.raises(RecipeError, match="Qwen3ForCausalLM would become LlamaForCausalLM"):
+        check_same(found, whole)
 
 
 def test_every_family_has_a_published_file_among_the_tests() -> None:
