@@ -34,9 +34,16 @@ UNREAD = frozenset({
     *CODE,
 })
 # Keys of which one value alone is what the classes compute by themselves.
-PLAIN: Mapping[str, Any] = {"is_encoder_decoder": False, "add_cross_attention": False}
+PLAIN: Mapping[str, Any] = {
+    **{"is_encoder_decoder": False, "add_cross_attention": False, "moe_layer_freq": 1},
+    **{"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+}
 # What the keys hold whose default is to be worked out; of other such keys it is a number.
-FORMS: Mapping[str, object] = {"rope_scaling": {}, "rope_parameters": {}, "no_rope_layers": []}
+FORMS: Mapping[str, object] = {
+    **{"rope_scaling": {}, "rope_parameters": {}, "no_rope_layers": [], "mlp_only_layers": []},
+    **{"layer_types": ("",), "q_lora_rank": None, "sliding_window": None},
+    **{"first_k_dense_replace": 0, "n_shared_experts": 0},
+}
 FULL = "full_attention"
 
 
@@ -141,6 +148,8 @@ def _check_kind(key: str, value: object, like: object) -> None:
     match FORMS.get(key, like):
         case bool():
             wanted, holds = "true or false", isinstance(value, bool)
+        case int() if FORMS.get(key) == 0:
+            wanted, holds = "a whole number from 0 on", _is_number(value, int, above=-1)
         case int():
             wanted, holds = "a whole number from 1 on", _is_number(value, int, above=0)
         case float():
@@ -152,6 +161,9 @@ def _check_kind(key: str, value: object, like: object) -> None:
         case list():
             wanted = "a list of whole numbers"
             holds = value is None or (isinstance(value, list) and all(map(_is_int, value)))
+        case tuple():
+            wanted = "a list of words"
+            holds = isinstance(value, list) and all(isinstance(one, str) for one in value)
         case _:  # the class works it out from others where it is null
             wanted = "a positive number"
             holds = value is None or _is_number(value, int, float, above=0)

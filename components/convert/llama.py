@@ -60,7 +60,7 @@ def stated_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _scaling_here(theirs: Mapping[str, Any] | None) -> Section | None:
     """Say a scaling as a node of ours."""
-    if theirs is None:
+    if theirs is None or theirs["rope_type"] == "default":
         return None
     kind = family.named_here("rope_type", theirs["rope_type"], _SCALINGS)
     numbers = {ours: theirs[name] for ours, name in _NUMBERS.items() if name in theirs}

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from components.convert import family
-from components.convert.family import ConfigKeys, Need
+from components.convert.family import ConfigKeys, Need, Section
 from components.convert.features import Features
 from components.convert.links import TensorLink, pairs_apart, same
+from components.convert.llama import EXPERTS as EXPERTS_CLASS
 from components.convert.llama import Llama, Olmoe, expert_links, is_gated, is_gated_mlp, without
 
 EXPERTS = Need(
@@ -24,7 +25,11 @@ class Qwen3Moe(Olmoe):
 
     model_type = "qwen3_moe"
     architecture = "Qwen3MoeForCausalLM"
+    ffn_key = "moe_intermediate_size"
+    # The width that dense layers would have, and windows where some were used.
+    unread = Olmoe.unread | {"intermediate_size", "sliding_window", "max_window_layers"}
     needs: ClassVar[tuple[Need, ...]] = (
+        family.NO_WINDOWS,
         family.ROTARY,
         family.RMS_NORM,
         EXPERTS,
@@ -58,8 +63,15 @@ class Qwen3Moe(Olmoe):
         experts = config.get("num_local_experts", read["num_experts"])
         return read | {"mlp_only_layers": read["mlp_only_layers"] or [], "num_experts": experts}
 
+    def section(self, config: Mapping[str, Any]) -> Section:
+        section = super().section(config)
+        section["attention"]["qk_norm_over"] = "each_head"
+        return section
+
 
 _LATENT_EPS = 1e-6  # written into the class
+_LATENT_NORM = {"_target_": "components.model.norms.Norm", "_partial_": True}
+_LATENT_NORM |= {"eps": _LATENT_EPS, "center": False, "weight": True, "bias": False}
 
 
 class DeepseekV3(Llama):
@@ -71,6 +83,12 @@ class DeepseekV3(Llama):
 
     model_type = "deepseek_v3"
     architecture = "DeepseekV3ForCausalLM"
+    ffn_key = "moe_intermediate_size"
+    # The first is read where a layer has it; the others are training's, and what is left aside.
+    unread = frozenset({
+        *("intermediate_size", "aux_loss_alpha", "seq_aux", "ep_size"),
+        "num_nextn_predict_layers",
+    })
     # The layer after the last predicts a further token, and is not computed here.
     no_weights = re.compile(r"rotary_emb\.inv_freq$|^model\.layers\.61\.")
     needs = (
@@ -111,6 +129,7 @@ class DeepseekV3(Llama):
         family.RMS_NORM,
         EXPERTS,
         GATED_EXPERTS,
+        family.NO_WINDOWS,
         family.LEARNED,
         family.NO_EMBEDDING_NORM,
         family.NORM_BEFORE,
@@ -152,6 +171,45 @@ class DeepseekV3(Llama):
 
     def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
         return super().training(features, context_tokens) | {"num_nextn_predict_layers": 0}
+
+    def section(self, config: Mapping[str, Any]) -> Section:
+        read, section = self.read(config), super().section(config)
+        turned = read["qk_rope_head_dim"]
+        section["attention"] |= {
+            "_target_": "components.model.latent_attention.LatentAttention",
+            "head_dim": read["qk_nope_head_dim"] + turned,
+            "rotary_dim": turned,
+            "value_dim": read["v_head_dim"],
+            "query_rank": read["q_lora_rank"],
+            "key_value_rank": read["kv_lora_rank"],
+            "latent_norm": _LATENT_NORM,
+        }
+        if leading := read["first_k_dense_replace"]:
+            dense = super().mlp(config) | {"ffn_dim": read["intermediate_size"]}
+            section |= {"dense_mlp": dense | {"_partial_": True}, "num_dense_layers": leading}
+        return section
+
+    def mlp(self, config: Mapping[str, Any]) -> Section:
+        read, expert = self.read(config), super().mlp(config)
+        del expert["bias"]
+        width, shared = read["moe_intermediate_size"], read["n_shared_experts"]
+        return expert | {
+            "_target_": EXPERTS_CLASS,
+            "num_experts": read["n_routed_experts"],
+            "top_k": read["num_experts_per_tok"],
+            "renormalize": read["norm_topk_prob"],
+            "routing": "learned",
+            "auxiliary_loss": 0.0,
+            "auxiliary_scope": "layer",
+            "z_loss": 0.0,
+            "path": "auto",
+            "shared_ffn_dim": width * shared if shared else None,
+            "scores": "sigmoid",
+            "weight_scale": read["routed_scaling_factor"],
+            "num_groups": read["n_group"],
+            "top_groups": read["topk_group"],
+            "balance_rate": 0.001,  # arXiv 2412.19437, section 4.2; the file does not say
+        }
 
     def attention_links(
         self, features: Features, ours: str, theirs: str

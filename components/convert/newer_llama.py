@@ -199,6 +199,14 @@ class Apertus(Llama):
             "rope_scaling": read["rope_scaling"] or (_NOT_SLOWED if says else _SLOWED)
         }
 
+    def section(self, config: Mapping[str, Any]) -> Section:
+        section = super().section(config)
+        section["attention"] |= {"qk_norm": SAME_NORM, "qk_norm_over": "each_head"}
+        return section
+
+    def mlp(self, config: Mapping[str, Any]) -> Section:
+        return super().mlp(config) | {"gated": False}
+
     def mlp_links(self, features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
         """Link two maps and two scalars; the class keeps its constants as buffers beside."""
         for name in ("up", "down"):

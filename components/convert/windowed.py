@@ -4,14 +4,14 @@ OLMo-3 is https://arxiv.org/abs/2512.13961, Mistral https://arxiv.org/abs/2310.0
 defaults are those of ``transformers``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from components.attention_windows import window_of
+from components.attention_windows import Window, window_of
 from components.convert import family
-from components.convert.family import ConfigKeys, Need
+from components.convert.family import ConfigKeys, Need, Section
 from components.convert.features import Features
-from components.convert.llama import Llama, scaling_of, stated_scaling, without
+from components.convert.llama import SAME_NORM, Llama, scaling_of, stated_scaling, without
 from components.convert.newer_llama import Olmo2
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
@@ -77,6 +77,23 @@ class Olmo3(Llama):
             "rope_parameters": rotations,
         }
 
+    def rotations(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        yield "rope_scaling", config.get("rope_scaling") or {}
+        for kind, numbers in (config.get("rope_parameters") or {}).items():
+            yield f"rope_parameters.{kind}", numbers
+
+    def section(self, config: Mapping[str, Any]) -> Section:
+        section, read = super().section(config), self.read(config)
+        wide = read["sliding_window"]
+        kinds = [wide if kind == _WINDOW else "full" for kind in read["layer_types"]]
+        windows = shortest_pattern(kinds)
+        section["attention"] |= {"qk_norm": SAME_NORM, "windows": windows}
+        return section | {"norm_placement": "after"}
+
+    def positions(self, config: Mapping[str, Any]) -> Section:
+        node = super().positions(config)
+        return node | {"local_base": node["base"]} if "scaling" in node else node
+
 
 class Mistral(Llama):
     """Llama without biases, and with the same window in all layers."""
@@ -106,6 +123,19 @@ class Mistral(Llama):
         "num_key_value_heads": (8, lambda m: m.attention.num_kv_heads),
         "sliding_window": (4_096, lambda m: m.attention.window),
     }
+
+    def section(self, config: Mapping[str, Any]) -> Section:
+        section, window = super().section(config), self.read(config)["sliding_window"]
+        section["attention"]["windows"] = ["full" if window is None else window]
+        return section
+
+
+def shortest_pattern(kinds: Sequence[Window]) -> list[Window]:
+    """Find the shortest pattern that gives all layers when it is repeated."""
+    lengths = range(1, len(kinds) + 1)
+    repeated = ([kinds[n % length] for n in range(len(kinds))] for length in lengths)
+    length = next(n for n, one in zip(lengths, repeated, strict=True) if one == list(kinds))
+    return list(kinds[:length])
 
 
 FAMILIES = (Olmo3(), Mistral())

@@ -54,6 +54,8 @@ class LatentAttention(Attention):
         self.value_dim = value_dim
         self.first_head = 0
         self.turns = True
+        self.windows = ("full",)  # no layer has another
+        self.window = None
         self.query_down = self.query_norm = None
         if query_rank is not None:
             self.query_down = Linear(dim, query_rank, bias=bias)
