@@ -36,7 +36,10 @@ UNREAD = frozenset({
 # Keys of which one value alone is what the classes compute by themselves.
 PLAIN: Mapping[str, Any] = {"is_encoder_decoder": False, "add_cross_attention": False}
 # What the keys hold whose default is to be worked out; of other such keys it is a number.
-FORMS: Mapping[str, object] = {"rope_scaling": {}, "rope_parameters": {}, "no_rope_layers": []}
+FORMS: Mapping[str, object] = {
+    **{key: {} for key in ("rope_scaling", "rope_parameters")},
+    **{key: [] for key in ("no_rope_layers", "layer_types", "mlp_only_layers")},
+}
 FULL = "full_attention"
 
 
@@ -150,8 +153,7 @@ def _check_kind(key: str, value: object, like: object) -> None:
         case dict():
             wanted, holds = "numbers by name, with a word as type", _is_rotation(value)
         case list():
-            wanted = "a list of whole numbers"
-            holds = value is None or (isinstance(value, list) and all(map(_is_int, value)))
+            wanted, holds = "a list of whole numbers or of words", _is_list(value)
         case _:  # the class works it out from others where it is null
             wanted = "a positive number"
             holds = value is None or _is_number(value, int, float, above=0)
@@ -163,8 +165,10 @@ def _is_number(value: object, *kinds: type, above: float = -math.inf) -> bool:
     return type(value) in kinds and value > above  # type: ignore[operator]  # of a number's kind
 
 
-def _is_int(value: object) -> bool:
-    return type(value) is int
+def _is_list(value: object) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, list) and {type(one) for one in value} in ({int}, {str}, set())
 
 
 def _is_rotation(value: object) -> bool:
