@@ -40,9 +40,10 @@ PLAIN: Mapping[str, Any] = {
 }
 # What the keys hold whose default is to be worked out; of other such keys it is a number.
 FORMS: Mapping[str, object] = {
-    **{"rope_scaling": {}, "rope_parameters": {}, "no_rope_layers": [], "mlp_only_layers": []},
-    **{"layer_types": ("",), "q_lora_rank": None, "sliding_window": None},
-    **{"first_k_dense_replace": 0, "n_shared_experts": 0},
+    **{key: {} for key in ("rope_scaling", "rope_parameters")},
+    **{key: [] for key in ("no_rope_layers", "layer_types", "mlp_only_layers")},
+    **dict.fromkeys(("q_lora_rank", "sliding_window")),
+    **dict.fromkeys(("first_k_dense_replace", "n_shared_experts"), 0),
 }
 FULL = "full_attention"
 
@@ -159,11 +160,7 @@ def _check_kind(key: str, value: object, like: object) -> None:
         case dict():
             wanted, holds = "numbers by name, with a word as type", _is_rotation(value)
         case list():
-            wanted = "a list of whole numbers"
-            holds = value is None or (isinstance(value, list) and all(map(_is_int, value)))
-        case tuple():
-            wanted = "a list of words"
-            holds = isinstance(value, list) and all(isinstance(one, str) for one in value)
+            wanted, holds = "a list of whole numbers or of words", _is_list(value)
         case _:  # the class works it out from others where it is null
             wanted = "a positive number"
             holds = value is None or _is_number(value, int, float, above=0)
@@ -175,8 +172,10 @@ def _is_number(value: object, *kinds: type, above: float = -math.inf) -> bool:
     return type(value) in kinds and value > above  # type: ignore[operator]  # of a number's kind
 
 
-def _is_int(value: object) -> bool:
-    return type(value) is int
+def _is_list(value: object) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, list) and {type(one) for one in value} in ({int}, {str}, set())
 
 
 def _is_rotation(value: object) -> bool:

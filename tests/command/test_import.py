@@ -84,7 +84,7 @@ def test_a_published_file_becomes_a_recipe_with_the_parameters_of_its_class(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [name for name in FILES if name != "qwen3_8b"])
 def test_its_miniature_trains(name: str, home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     put(home, published(name))
     imported()

@@ -14,7 +14,9 @@ from command.actions.emit import TrainerFiles, UnsaidKey, refuse
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.schema.types import thaw
+from components.convert.family import choose_family
 from components.convert.features import Features, read_features
+from components.convert.llama import Llama
 
 VERSION = "0.2.2"
 NOTES = (
@@ -24,7 +26,7 @@ NOTES = (
 )
 NO_TOKENIZER = "put the run's tokenizer.json into the folder tokenizer: the recipe names none"
 SCHEDULES = {"Cosine": "cosine", "WarmupStableDecay": "wsd"}
-AS_IS = "torchtitan's Llama 3 has none; such a recipe can only be trained here"
+AS_IS = "a model with what torchtitan's Llama 3 lacks can only be trained here"
 Sections = dict[str, dict[str, Any]]
 
 
@@ -36,6 +38,7 @@ def write(recipe: Recipe, asked: str) -> TrainerFiles:
     """
     features = read_features(thaw(recipe.model))
     refuse(f"torchtitan {VERSION}", _unsaid(recipe, features))
+    choose_family(features)  # refuses parts that are newer than this page and not Llama's
     module = f"recipe_{recipe.name}"
     start = "PYTHONPATH=. torchrun --nproc_per_node=N -m torchtitan.train --job.config_file {}"
     return TrainerFiles(
@@ -56,22 +59,17 @@ def _unsaid(recipe: Recipe, features: Features) -> Iterator[UnsaidKey]:
 
 def _unsaid_model(m: Features) -> Iterator[UnsaidKey]:
     """Compare with torchtitan/models/llama3/model/model.py."""
-    scaling = m.positions.scaling
+    for need in Llama.needs:
+        if not need.is_met(m):
+            yield UnsaidKey(f"model.{need.key}", need.has.format(norm=m.norm), AS_IS)
+    scaling, first = m.positions.scaling, "initialization.padding_row"
     scaled = scaling is None or scaling.kind == "Llama3Scaling"
-    first = "initialization.padding_row"
-    row = m.initialization.get("padding_row")
     heads = m.attention.num_heads * m.attention.head_dim
-    rms = "RMSNorm with weight"
+    row = m.initialization.get("padding_row")
     for key, holds, problem, remedy in (
-        ("positions", m.positions.kind == "Rotary", "it rotates in every layer", AS_IS),
         ("positions.scaling", scaled, "it slows rotations as Llama 3 does", AS_IS),
-        ("norm", m.norm.kind == rms, f"it has {rms}, not {m.norm}", AS_IS),
-        ("norm_placement", m.norm_placement == "before", "it norms what is fed", AS_IS),
-        ("embedding_norm", m.embedding_norm is None, "it has none", AS_IS),
-        ("attention.qk_norm", m.attention.qk_norm is None, "it has none", AS_IS),
         ("attention.bias", not m.attention.bias, "its maps have none", AS_IS),
-        ("mlp.num_experts", m.mlp.num_experts is None, "it is dense", AS_IS),
-        ("mlp", m.mlp.gated and not m.mlp.bias, "it is gated and has no bias", AS_IS),
+        ("mlp.bias", not m.mlp.bias, "its maps have none", AS_IS),
         ("mlp.activation", m.mlp.activation == "silu", "it has silu", AS_IS),
         ("tied_embeddings", not m.tied_embeddings, "it ties nothing", _set("tied_embeddings")),
         ("attention.head_dim", heads == m.dim, "its heads divide the width", _set("head_dim")),
