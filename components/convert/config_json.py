@@ -35,8 +35,11 @@ UNREAD = frozenset({
 })
 # Keys of which one value alone is what the classes compute by themselves.
 PLAIN: Mapping[str, Any] = {
-    **{"is_encoder_decoder": False, "add_cross_attention": False, "moe_layer_freq": 1},
-    **{"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    "is_encoder_decoder": False,
+    "add_cross_attention": False,
+    "moe_layer_freq": 1,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
 }
 # What the keys hold whose default is to be worked out; of other such keys it is a number.
 FORMS: Mapping[str, object] = {

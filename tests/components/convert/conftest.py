@@ -1,5 +1,6 @@
 """One small model section a family, of awkward shapes, and tokenizers to go with them."""
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,6 +35,15 @@ def _norm(*, center: bool, weight: bool, bias: bool) -> Section:
         "weight": weight,
         "bias": bias,
     }
+
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "hugging_face"
+
+
+def published(name: str) -> dict[str, Any]:
+    """Read a ``config.json`` of the hub, as `tests/data/hugging_face/README.md` says."""
+    config: dict[str, Any] = json.loads((PUBLISHED / f"{name}.json").read_text("utf-8"))
+    return config
 
 
 def _section(*, positions: Section, norm: Section, mlp: Section, attention: Section) -> Section:

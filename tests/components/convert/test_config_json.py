@@ -14,9 +14,8 @@ from components.convert.folder import make_config
 from components.convert.llama import SAME_NORM, Llama
 from components.convert.newer_llama import Qwen3
 from components.errors import RecipeError
-from tests.components.convert.conftest import Section
+from tests.components.convert.conftest import PUBLISHED, Section, published
 
-PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "hugging_face"
 LLAMA, SMOLLM3 = "llama3_2_1b", "smollm3_3b"
 Config = dict[str, Any]
 
@@ -24,11 +23,6 @@ Config = dict[str, Any]
 def put(folder: Path, config: Config) -> Path:
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     return folder
-
-
-def published(name: str) -> Config:
-    config: Config = json.loads((PUBLISHED / f"{name}.json").read_text("utf-8"))
-    return config
 
 
 def overlaid(below: Section, above: Section) -> Section:

@@ -17,7 +17,7 @@ from components.config.shape import ModelShape
 from components.convert.family import choose_family
 from components.convert.features import read_features
 from components.convert.folder import their_tensors
-from tests.components.convert.conftest import Section, random_model
+from tests.components.convert.conftest import Section, published, random_model
 from tests.components.convert.test_parity import (
     GRADIENT_TOLERANCE,
     LOGITS_TOLERANCE,
@@ -26,195 +26,28 @@ from tests.components.convert.test_parity import (
 )
 
 Config = dict[str, Any]
-OLMO2: Config = {  # allenai/OLMo-2-0425-1B, config.json
-    "model_type": "olmo2",
-    "attention_bias": False,
-    "hidden_act": "silu",
-    "hidden_size": 2_048,
-    "intermediate_size": 8_192,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 16,
-    "num_key_value_heads": 16,
-    "max_position_embeddings": 4_096,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 500_000,
-    "tie_word_embeddings": False,
-    "vocab_size": 100_352,
-}
+OLMO2 = published("olmo2_1b")
 # allenai/OLMo configs/official-1124/OLMo2-7B-stage1.yaml, in the keys of the class.
 OLMO2_7B = dict(OLMO2, hidden_size=4_096, intermediate_size=11_008, num_hidden_layers=32)
 OLMO2_7B |= {"num_attention_heads": 32, "num_key_value_heads": 32}
-SMOLLM3: Config = {  # HuggingFaceTB/SmolLM3-3B, config.json
-    "model_type": "smollm3",
-    "hidden_size": 2_048,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "intermediate_size": 11_008,
-    "vocab_size": 128_256,
-    "max_position_embeddings": 65_536,
-    "rope_theta": 5_000_000.0,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "no_rope_layer_interval": 4,
-    "no_rope_layers": [1, 1, 1, 0] * 9,
-}
-QWEN3: Config = {  # Qwen/Qwen3-8B, config.json
-    "model_type": "qwen3",
-    "attention_bias": False,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 4_096,
-    "intermediate_size": 12_288,
-    "max_window_layers": 36,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1_000_000,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "vocab_size": 151_936,
-}
-# The keys of allenai/Olmo-3-1025-7B, config.json, with the values of OLMo-core (fa6c501):
-# olmo3_7B in nn/transformer/config.py, and the third stage in scripts/official/OLMo3.
-OLMO3_FIRST: Config = {
-    "model_type": "olmo3",
-    "attention_bias": False,
-    "hidden_act": "silu",
-    "hidden_size": 4_096,
-    "intermediate_size": 11_008,
-    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
-    "max_position_embeddings": 8_192,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 32,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 500_000,
-    "sliding_window": 4_096,
-    "tie_word_embeddings": False,
-    "vocab_size": 100_352,
-}
-OLMO3_FIRST |= {"layer_types": 8 * OLMO3_FIRST["layer_types"]}
-OLMO3: Config = OLMO3_FIRST | {
-    "max_position_embeddings": 65_536,
-    "rope_scaling": {
-        "attention_factor": 1.2079441541679836,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "factor": 8.0,
-        "original_max_position_embeddings": 8_192,
-        "rope_type": "yarn",
-    },
-    "vocab_size": 100_278,
-}
+SMOLLM3 = published("smollm3_3b")
+QWEN3 = published("qwen3_8b")
+OLMO3 = published("olmo3_7b")
+OLMO3_FIRST = {key: value for key, value in OLMO3.items() if key != "rope_scaling"}
+OLMO3_FIRST |= {"max_position_embeddings": 8_192, "vocab_size": 100_352}
 OLMO3_32B = dict(OLMO3, hidden_size=5_120, intermediate_size=27_648, num_hidden_layers=64)
 OLMO3_32B |= {"num_attention_heads": 40, "num_key_value_heads": 8}
 OLMO3_32B |= {"layer_types": 2 * OLMO3["layer_types"]}
-MISTRAL: Config = {  # mistralai/Mistral-7B-v0.1, config.json
-    "model_type": "mistral",
-    "hidden_act": "silu",
-    "hidden_size": 4_096,
-    "intermediate_size": 14_336,
-    "max_position_embeddings": 32_768,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 10_000.0,
-    "sliding_window": 4_096,
-    "tie_word_embeddings": False,
-    "vocab_size": 32_000,
-}
+MISTRAL = published("mistral_7b")
 # The smallest of the same series (arXiv 2505.09388, table 1), whose ends are tied.
 QWEN3_06B = dict(QWEN3, hidden_size=1_024, intermediate_size=3_072, num_hidden_layers=28)
 QWEN3_06B |= {"num_attention_heads": 16, "tie_word_embeddings": True}
-APERTUS: Config = {  # swiss-ai/Apertus-8B-2509, config.json
-    "model_type": "apertus",
-    "attention_bias": False,
-    "hidden_act": "xielu",
-    "hidden_size": 4_096,
-    "intermediate_size": 21_504,
-    "max_position_embeddings": 65_536,
-    "mlp_bias": False,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "post_norm": False,
-    "qk_norm": True,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {
-        "factor": 8.0,
-        "high_freq_factor": 4.0,
-        "low_freq_factor": 1.0,
-        "original_max_position_embeddings": 8_192,
-        "rope_type": "llama3",
-        "type": "llama3",
-    },
-    "rope_theta": 12_000_000,
-    "tie_word_embeddings": False,
-    "vocab_size": 131_072,
-}
+APERTUS = published("apertus_8b")
 # arXiv 2509.14233, table 1, in the same keys.
 APERTUS_70B = dict(APERTUS, hidden_size=8_192, intermediate_size=43_008, num_hidden_layers=80)
 APERTUS_70B |= {"num_attention_heads": 64}
-QWEN3_MOE: Config = {  # Qwen/Qwen3-30B-A3B, config.json
-    "model_type": "qwen3_moe",
-    "attention_bias": False,
-    "decoder_sparse_step": 1,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 2_048,
-    "intermediate_size": 6_144,
-    "max_position_embeddings": 40_960,
-    "max_window_layers": 48,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1_000_000.0,
-    "router_aux_loss_coef": 0.001,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "vocab_size": 151_936,
-}
-DEEPSEEK: Config = {  # deepseek-ai/DeepSeek-V3, config.json, as pre-trained: 4,096 tokens
-    "model_type": "deepseek_v3",
-    "attention_bias": False,
-    "first_k_dense_replace": 3,
-    "hidden_act": "silu",
-    "hidden_size": 7_168,
-    "intermediate_size": 18_432,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 4_096,
-    "moe_intermediate_size": 2_048,
-    "n_group": 8,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "num_key_value_heads": 128,
-    "num_nextn_predict_layers": 0,
-    "q_lora_rank": 1_536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 10_000,
-    "routed_scaling_factor": 2.5,
-    "tie_word_embeddings": False,
-    "topk_group": 4,
-    "v_head_dim": 128,
-    "vocab_size": 129_280,
-}
+QWEN3_MOE = published("qwen3_30b_a3b")
+DEEPSEEK = published("deepseek_v3")
 
 # By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B, 8.2 B, 7 B, 32 B, 7.24 B,
 # 8 B, 70 B, 30.5 B and 671 B.
