@@ -10,12 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from time import process_time
 
-import yaml
-
 from benchmarks.entry import enter
-from benchmarks.kept import ROOT
 from benchmarks.planning.measured import MeasuredLayout, read_rows
 from benchmarks.planning.planner_accuracy import DATA, is_timed, read_campaign, regret
+from benchmarks.recipes import recipe_tree
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe
@@ -56,8 +54,7 @@ def searches(batches: Mapping[str, int]) -> dict[str, dict[str, float]]:
 
 def bare(name: str, batch: int) -> Recipe:
     """Compose a recipe whose batch and tokens are those of the large run."""
-    home = yaml.safe_load((ROOT / "recipes" / f"{name}.yaml").read_text("utf-8"))["home"]
-    words = [f"recipe={name}", f"cluster={home}"]
+    words = [f"recipe={name}", f"cluster={recipe_tree(name)['home']}"]
     tokens = compose_recipe(read_point(words)).budget.total_tokens
     words += [
         f"budget.global_batch_tokens={batch}",

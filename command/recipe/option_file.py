@@ -1,4 +1,4 @@
-"""Private options of groups, read and checked as data before Hydra is given them."""
+"""Options that Hydra does not find by itself, read as data: private ones, those of a family."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from typing import Any
 from command.recipe.own_places import (
     conf_folder,
     find_option,
+    is_of_family,
     is_private_option,
     lies_in_own_place,
     option_names,
@@ -40,7 +41,7 @@ class StoredConfig:
 
 
 def read_options(choices: Mapping[str, str]) -> list[StoredConfig]:
-    """Read the private files among what is chosen, and the private ones they start from.
+    """Read such files among what is chosen, and those that they start from.
 
     Raises:
         RecipeError: such a file is wrong, is somebody else's, or has a name of this repository.
@@ -50,12 +51,12 @@ def read_options(choices: Mapping[str, str]) -> list[StoredConfig]:
 
 def _follow(group: str, name: str, above: tuple[str, ...]) -> Iterator[StoredConfig]:
     file = find_option(group, name)
-    if not is_private_option(file):
+    if not (is_private_option(file) or is_of_family(group, file)):
         return
     if name in above:
         problem = f"{group} {name!r} starts from itself: {' -> '.join((*above, name))}"
         raise RecipeError(group, problem, f"mend the defaults of {file}")
-    if not lies_in_own_place(file):
+    if is_private_option(file) and not lies_in_own_place(file):
         problem = f"{file} leads to {real_path(file)}, which is no place of yours"
         raise RecipeError(group, problem, "put a copy in the place of the link")
     sent = read_data(file, group)

@@ -1,9 +1,10 @@
 """Places of the user's own: what has a name, in which folder it lies, and whose a file is.
 
 Recipes and options of groups are found by name in this clone and in the private folder,
-``kochbuch/`` in the user's configuration. A file is the user's own by where it really lies,
-with links followed, not by how it was named: below ``recipes/`` of the clone, below the private
-folder, or below a folder that the private ``own.yaml`` lists.
+``kochbuch/`` in the user's configuration, in a folder or one below it: a family of recipes or
+of models has a folder, and no name says which. A file is the user's own by where it really
+lies, with links followed, not by how it was named: below ``recipes/`` of the clone, below the
+private folder, or below a folder that the private ``own.yaml`` lists.
 """
 
 import os
@@ -20,6 +21,7 @@ from components.errors import RecipeError
 CLONE = Path(__file__).resolve().parents[2]
 NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
 RECIPE = "recipe"  # the group whose files lie in recipes/ and not in conf/
+PARTS = "parts"  # of a group: what its options are made of, and no option itself
 OWN_FILE = "own.yaml"
 
 
@@ -43,7 +45,7 @@ def find_option(group: str, name: str) -> Path:
     """Find the file of an option that :func:`option_names` lists.
 
     Raises:
-        RecipeError: this repository has one of that name, and the private folder another.
+        RecipeError: there are two of that name, as one here and one in the private folder.
     """
     files = [folder / f"{name}.yaml" for folder in _folders(group)]
     found = [file for file in files if os.path.lexists(file)]
@@ -60,10 +62,20 @@ def is_private_option(file: Path) -> bool:
     return not file.is_relative_to(conf_folder())
 
 
+def is_of_family(group: str, file: Path) -> bool:
+    """Return whether an option of this repository lies in a folder below its group's."""
+    return file.parent.parent == conf_folder() / group
+
+
 def _folders(group: str) -> list[Path]:
     """List the folders of a group's options, this repository's first."""
     inside = Path("recipes") if group == RECIPE else Path("conf") / group
-    return [CLONE / inside, private_folder() / inside]
+    return [
+        folder
+        for place in (CLONE / inside, private_folder() / inside)
+        for folder in (place, *sorted(place.glob("*/")))
+        if folder.name != PARTS
+    ]
 
 
 def lies_in_own_place(file: Path) -> bool:

@@ -33,10 +33,15 @@ def run_program(program: Sequence[str]) -> None:
     """Be one rank; what the program raises is written to torchrun's error file."""
     is_module = program[0] == "-m"
     sys.argv = list(program[is_module:])
-    if is_module:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    try:
+        if is_module:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        # The agent waits for what a rank returns: one that ends itself would never be done.
+        if ended.code:
+            raise
 
 
 def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> int:

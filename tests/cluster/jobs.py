@@ -2,11 +2,8 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from benchmarks.recipes import published_recipes
+from benchmarks.recipes import published_recipes, recipe_tree
 from cluster.chain import JobAttempt
 from cluster.chain_events import (
     BeganEvent,
@@ -28,10 +25,7 @@ CHECKOUT = Path("/path/to/kochbuch")
 
 
 def home_of(name: str) -> str:
-    tree: dict[str, Any] = yaml.safe_load(
-        (ROOT / "recipes" / f"{name}.yaml").read_text("utf-8")
-    )
-    return str(tree["home"])
+    return str(recipe_tree(name)["home"])
 
 
 @cache

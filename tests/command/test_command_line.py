@@ -25,7 +25,7 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_alone_it_lists_the_recipes_one_line_each(tmp_path: Path) -> None:
     done = call(cwd=tmp_path)
     assert done.returncode == 0
-    stems = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
+    stems = sorted(file.stem for file in (ROOT / "recipes").rglob("*.yaml"))
     listed = [line.split()[0] for line in done.stdout.splitlines()[-len(stems) :]]
     assert listed == stems
 

@@ -4,7 +4,8 @@ import ast
 import re
 from pathlib import Path
 
-from benchmarks.recipes import published_recipes
+from benchmarks.recipes import published_recipes, recipe_file
+from command.recipe.own_places import option_names
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("command", "cluster", "components", "data_prep", "benchmarks")
@@ -47,8 +48,8 @@ def test_no_function_is_longer_than_a_screen() -> None:
 
 
 def test_recipes_and_groups_stay_short() -> None:
-    recipes = (ROOT / "recipes" / f"{name}.yaml" for name in published_recipes())
-    files = [*recipes, *(ROOT / "conf").glob("*/*.yaml")]
+    recipes = (recipe_file(name) for name in published_recipes())
+    files = [*recipes, *(ROOT / "conf").rglob("*.yaml")]
     assert len(files) > 10
     most = {"cluster": MOST_PROFILE_LINES}
     long = {
@@ -61,9 +62,7 @@ def test_recipes_and_groups_stay_short() -> None:
 
 
 def test_no_code_knows_a_recipe_a_model_or_a_cluster_by_name() -> None:
-    folders = ("conf/model", "conf/cluster")
-    stems = {file.stem for folder in folders for file in (ROOT / folder).glob("*.yaml")}
-    stems |= {*published_recipes()}
+    stems = {*option_names("model"), *option_names("cluster"), *published_recipes()}
     words = re.compile(r"\b(" + "|".join(sorted(stems - {"local"})) + r")\b")
     found = {
         f"{file.relative_to(ROOT)}: {match.group()}"

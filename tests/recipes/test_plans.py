@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.recipes import published_recipes
+from benchmarks.recipes import published_recipes, recipe_tree
 from command.actions.plan import run
 from command.arguments import perform, read_point
 from command.compose import compose_recipe
@@ -25,8 +25,7 @@ RECIPES = published_recipes()
 
 
 def at_home(name: str, *words: str) -> Recipe:
-    tree = yaml.safe_load((ROOT / "recipes" / f"{name}.yaml").read_text("utf-8"))
-    cluster = f"cluster={tree['home']}"
+    cluster = f"cluster={recipe_tree(name)['home']}"
     return compose_recipe(read_point([f"recipe={name}", cluster, *words]))
 
 

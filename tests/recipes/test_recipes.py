@@ -2,12 +2,11 @@
 
 import json
 import os
-from typing import Any
 
 import pytest
 import torch
-import yaml
 
+from benchmarks.recipes import recipe_tree
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
 from components.build import build
@@ -93,9 +92,7 @@ def test_arithmetic_counts_what_is_built(name: str, scale: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_named_like_its_file_and_lives_on_a_known_cluster(name: str) -> None:
-    tree: dict[str, Any] = yaml.safe_load(
-        (ROOT / "recipes" / f"{name}.yaml").read_text("utf-8")
-    )
+    tree = recipe_tree(name)
     assert tree["name"] == name
     assert (ROOT / "conf" / "cluster" / f"{tree['home']}.yaml").is_file()
     home = compose_recipe(read_point([f"recipe={name}", f"cluster={tree['home']}"]))

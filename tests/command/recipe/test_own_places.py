@@ -281,7 +281,7 @@ def test_a_private_preparation_stands_where_the_house_s_do(private: Path, work: 
 
 
 def test_a_private_family_begins_with_the_house_s_parts(private: Path, work: Path) -> None:
-    text = (ROOT / "conf" / "model" / "bloom176b.yaml").read_text("utf-8")
+    text = (ROOT / "conf" / "model" / "bloom" / "bloom176b.yaml").read_text("utf-8")
     write(private / "conf" / "model" / "family.yaml", text)
     recipe = compose_recipe(read_point(["recipe=bloom176b", "model=family"]))
     assert recipe.model == compose_recipe(read_point(["recipe=bloom176b"])).model
@@ -345,3 +345,12 @@ def test_a_private_link_to_a_listed_folder_is_the_user_s(
     write(private / "own.yaml", f"folders: [{kept.parent}]\n")
     recipe = compose_recipe(read_point(["recipe=teuken7b", "cluster=mine"]))
     assert recipe.cluster.name == "mine"
+
+
+def test_a_family_in_a_folder_of_its_own_is_found_by_name_alone(
+    clone: Path, private: Path
+) -> None:
+    folder = clone / "conf" / "model" / "bloom"
+    write(folder / "bloom3b_wide.yaml", "defaults: [bloom3b]\nnum_layers: 7\n")
+    recipe = compose_recipe(read_point(["recipe=bloom3b", "scale=full", "model=bloom3b_wide"]))
+    assert recipe.model["num_layers"] == 7

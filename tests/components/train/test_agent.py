@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -95,3 +97,10 @@ def test_where_nothing_can_be_written_the_status_tells(
     assert run_ranks(tmp_path, 1, 0, [str(program), str(tmp_path)]) == MENDABLE
     assert "first_failure.json: cannot be written: Is a directory" in capfd.readouterr().err
     assert not (tmp_path / "first_failure.json").exists()
+
+
+def test_ranks_that_end_themselves_end_the_launch(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("import sys\n\nsys.exit()\n")
+    command = ["-m", "components.train.agent", str(tmp_path / "logs"), "2", "0", str(file)]
+    assert subprocess.run([sys.executable, *command], timeout=60).returncode == 0
