@@ -21,7 +21,7 @@ from components.dryrun.world import NoBatches, trainer_of
 from components.engine import parallelize
 from components.engine.parallelize import RankModel
 from components.model.decoder import Decoder
-from components.model.initialization import initial_stds
+from components.model.initialization import initial_constant, initial_stds
 from components.train.module import Pretraining
 
 DOCUMENT_TOKENS = 1_024
@@ -86,6 +86,6 @@ def draw_on_device(decoder: Decoder, *, seed: int) -> None:
     torch.manual_seed(seed)
     for name, weight, std in initial_stds(decoder):
         if std is None:
-            weight.fill_(0.0 if name.endswith("bias") else 1.0)
+            weight.fill_(initial_constant(decoder, name))
         else:
             weight.normal_(std=std)
