@@ -3,7 +3,7 @@
 import math
 import subprocess
 import sys
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_cosine_is_megatrons(
 
 
 def test_a_cosine_planned_for_more_is_the_longer_one_up_to_its_cut() -> None:
-    shape = {"warmup_tokens": 100, "warmup_from": 0.0, "start": 1.0, "end": 0.1}
+    shape: dict[str, Any] = {"warmup_tokens": 100, "warmup_from": 0.0, "start": 1.0, "end": 0.1}
     longer = Cosine(total_tokens=1_000, **shape)
     cut = Cosine(total_tokens=700, planned_tokens=1_000, **shape)
     assert [cut(tokens) for tokens in range(701)] == [longer(tokens) for tokens in range(701)]
