@@ -16,7 +16,7 @@ DEALT = (*DEALT_AXES, "microbatch_sequences", "expert_bound")
 def shrink_phases(tree: Tree, named: UserOverrides, full: Tree) -> None:
     """Give each phase its place in the smaller budget, and its share of length and batch."""
     budget, before = tree["budget"], full["budget"]
-    for name, phase in tree["phases"].items():
+    for name, phase in _phases(tree).items():
         path, own = f"phases.{name}", phase.setdefault("budget", {})
         if (first := phase.get("from_tokens")) is not None:
             scaled = first * budget["total_tokens"] // before["total_tokens"]
@@ -39,7 +39,7 @@ def deal_phases(tree: Tree, microbatch_sequences: int, named: UserOverrides) -> 
     The axes that a phase names come first, with two ranks each. A batch too small to divide
     among the data ranks becomes the next larger one that does.
     """
-    for name, phase in tree["phases"].items():
+    for name, phase in _phases(tree).items():
         whole: Any = deepcopy(tree)
         put_in(whole, phase)
         whole["budget"]["ramp_up"] = "none"
@@ -54,6 +54,11 @@ def deal_phases(tree: Tree, microbatch_sequences: int, named: UserOverrides) -> 
         for key in DEALT:
             if key in own or degrees[key] != tree["parallelism"][key]:
                 own[key] = degrees[key]
+
+
+def _phases(tree: Tree) -> Any:
+    """Give the phases that there are; a settled tree without any has no such key."""
+    return tree.get("phases", {})
 
 
 def _added(tree: Tree, phase: Any, whole: Any) -> list[str]:
