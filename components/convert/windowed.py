@@ -85,7 +85,7 @@ class Olmo3(Llama):
     def section(self, config: Mapping[str, Any]) -> Section:
         section, read = super().section(config), self.read(config)
         wide = read["sliding_window"]
-        kinds = [wide if kind == _WINDOW else "full" for kind in read["layer_types"]]
+        kinds: list[Window] = [wide if kind == _WINDOW else "full" for kind in read["layer_types"]]
         windows = shortest_pattern(kinds)
         section["attention"] |= {"qk_norm": SAME_NORM, "windows": windows}
         return section | {"norm_placement": "after"}

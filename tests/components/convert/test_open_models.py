@@ -213,7 +213,7 @@ def deepseek_of(config: Config) -> Section:
 
 def theirs_of(config: Config) -> Any:
     """Build the class of ``transformers`` that such a ``config.json`` stands for."""
-    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype"))
     copied = deepcopy(config)  # which it changes
     kind = {key: value for key, value in copied.items() if key != "model_type"} | ids
     return AutoModelForCausalLM.from_config(

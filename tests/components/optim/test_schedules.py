@@ -64,7 +64,7 @@ def test_a_cosine_planned_for_more_is_the_longer_one_up_to_its_cut() -> None:
     assert [cut(tokens) for tokens in range(701)] == [longer(tokens) for tokens in range(701)]
     assert cut(900) == longer(700) > 0.1
     # Its second half by itself, as OLMo-core's HalfCosWithWarmup has it.
-    half = {"warmup_tokens": 0, "warmup_from": 0.0, "start": 1.0, "end": 0.1}
+    half: dict[str, Any] = {"warmup_tokens": 0, "warmup_from": 0.0, "start": 1.0, "end": 0.1}
     later = Cosine(total_tokens=300, planned_tokens=1_000, skipped_tokens=500, **half)
     whole = Cosine(total_tokens=1_000, **half)
     assert [later(tokens) for tokens in range(301)] == [whole(n) for n in range(500, 801)]
