@@ -84,10 +84,9 @@ class Olmo3(Llama):
 
     def section(self, config: Mapping[str, Any]) -> Section:
         section, read = super().section(config), self.read(config)
-        wide = read["sliding_window"]
-        kinds: list[Window] = [wide if kind == _WINDOW else "full" for kind in read["layer_types"]]
-        windows = shortest_pattern(kinds)
-        section["attention"] |= {"qk_norm": SAME_NORM, "windows": windows}
+        wide: Window = read["sliding_window"]
+        kinds = [wide if kind == _WINDOW else "full" for kind in read["layer_types"]]
+        section["attention"] |= {"qk_norm": SAME_NORM, "windows": shortest_pattern(kinds)}
         return section | {"norm_placement": "after"}
 
     def positions(self, config: Mapping[str, Any]) -> Section:
