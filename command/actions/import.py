@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from command.actions.new import called, check_trusted, find_place, read_text, rounded
 from command.arguments import Arguments
@@ -13,11 +13,11 @@ from command.new_recipe import material, page
 from command.new_recipe.material import GivenText, GivenTokenizer
 from command.new_recipe.sizes import LONGEST, Sizes, size_budget
 from components.config.schema.types import thaw
-from components.convert import config_json
-from components.convert.config_json import ImportedModel
-from components.convert.llama import SAME_NORM
 from components.errors import RecipeError
 from components.terminal import say, tell
+
+if TYPE_CHECKING:
+    from components.convert.config_json import ImportedModel
 
 WEIGHTS = "*.safetensors"
 ROWS = ("vocab_size", "padded_vocab_size")
@@ -30,7 +30,7 @@ class _Request:
 
     name: str
     file: Path
-    imported: ImportedModel
+    imported: "ImportedModel"
     model: Tree
     text: GivenText | None
     tokenizer: GivenTokenizer | None
@@ -41,6 +41,8 @@ class _Request:
 
 def run(arguments: Arguments) -> None:
     """Write ``recipes/NAME.yaml``, or ``file=``, if it composes to the model of the file."""
+    from components.convert import config_json  # imports torch
+
     request = _read_request(arguments)
     imported = request.imported
     folder = imported.file.parent
@@ -69,8 +71,10 @@ def _read_request(arguments: Arguments) -> _Request:
     if (folder := arguments.folder) is None:
         remedy = "write folder=FOLDER, of a model in the form of Hugging Face"
         raise RecipeError("folder", "no folder is named", remedy)
+    from components.convert.config_json import read_config  # imports torch
+
     name, file = find_place(arguments)
-    imported = config_json.read_config(folder)
+    imported = read_config(folder)
     if arguments.weights and not any(folder.glob(WEIGHTS)):
         problem = f"{folder} holds no {WEIGHTS}, and nothing else is read"
         raise RecipeError("weights", problem, "fetch them, or leave weights= out")
@@ -145,6 +149,7 @@ def _overlaid(below: Tree, above: Tree) -> Tree:
 
 def _resolved(model: Tree) -> Tree:
     """Put the norm where it is referred to."""
+    from components.convert.llama import SAME_NORM  # imports torch
 
     def put(value: Any) -> Any:
         if isinstance(value, dict):

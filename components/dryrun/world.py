@@ -83,6 +83,10 @@ class NoBatches(StepBatches):
         pass
 
     @override
+    def skip(self, windows: Sequence[Any]) -> None:
+        pass
+
+    @override
     def sample_ids(self, step: int) -> list[Any]:
         return []
 

@@ -61,9 +61,9 @@ def scaled_dot_product(
     their own. Values narrower than keys are filled up with zeros: flash kernels want one width.
     """
     missing = key.shape[-1] - value.shape[-1]
-    wide = F.pad(value, (0, missing)) if missing else value
+    wide = F.pad(value, (0, missing)) if missing > 0 else value
     mixed = of_one_width(query, key, wide, kernels=kernels, mask=mask, dropout=dropout)
-    return mixed[..., : value.shape[-1]] if missing else mixed
+    return mixed[..., : value.shape[-1]] if missing > 0 else mixed
 
 
 def of_one_width(

@@ -6,6 +6,7 @@ is megabytes, in their common folder. Without plotly, which draws, a page beside
 left out, and that is said.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from components.data.files import replace_atomically
 from components.errors import RecipeError
-from components.report.contents import with_contents
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -23,6 +23,8 @@ _HERE = Path(__file__).parent
 # A chart can be saved as an image; a double click undoes a zoom.
 _PLOTLY_CONFIG = {"displaylogo": False, "modeBarButtons": [["toImage"]], "responsive": True}
 _LACKS = "plotly, which draws it, is not installed"
+_SECTION = re.compile(r"<section([^>]*)>\s*<h2>(.*?)</h2>")
+_FEWEST = 5  # sections below which a page needs no list
 
 
 def check_plotly(path: str) -> None:
@@ -143,3 +145,26 @@ def write_page(page: str, destination: Path) -> Path:
         remedy = "make room, or name another place: file=..."
         raise RecipeError(str(destination), problem, remedy) from None
     return destination
+
+
+def with_contents(body: str) -> str:
+    """Give every section with a heading an id, and list them below the header if they are many.
+
+    A template's own tags are the only ones there are: all other text is escaped.
+    """
+    titles: dict[str, str] = {}
+
+    def anchored(found: re.Match[str]) -> str:
+        attributes, title = found.groups()
+        name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "section"
+        while name in titles:
+            name += "-again"
+        titles[name] = title
+        return f'<section id="{name}"{attributes}>\n  <h2>{title}</h2>'
+
+    text = _SECTION.sub(anchored, body)
+    if len(titles) >= _FEWEST:
+        links = (f'<li><a href="#{name}">{title}</a></li>' for name, title in titles.items())
+        listed = f'<nav class="contents" aria-label="Contents"><ul>{"".join(links)}</ul></nav>'
+        text = text.replace("</header>", f"</header>\n{listed}", 1)
+    return text

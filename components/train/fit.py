@@ -29,9 +29,8 @@ from components.train.batches import StepBatches
 from components.train.callbacks.checkpoints import Checkpoints
 from components.train.callbacks.display import Display, StopOnRequest
 from components.train.callbacks.energy_monitor import Metering
-from components.train.callbacks.garbage import GarbageSchedule
 from components.train.callbacks.guarding import Guarding
-from components.train.callbacks.hooks import Rehearsing, Story
+from components.train.callbacks.hooks import GarbageSchedule, Rehearsing, Story
 from components.train.callbacks.metrics_logger import Curves, HeldOutLoss, Metrics
 from components.train.callbacks.profiler import GraphCount, Profiling
 from components.train.callbacks.watchdog import Watching, watch_for_hangs

@@ -162,11 +162,14 @@ def test_every_option_is_explained_and_some_way_takes_it() -> None:
 
 
 def _options_read(action: str) -> set[str]:
-    """Find the options that the file of an action looks up in ``arguments`` itself."""
-    tree = ast.parse((ROOT / "command" / "actions" / f"{action}.py").read_text("utf-8"))
+    """Find the options that an action's file or folder looks up in ``arguments`` itself."""
+    files = (ROOT / "command" / "actions").glob(f"{action}.py")
+    files = [*files, *(ROOT / "command" / "actions" / action).glob("*.py")]
+    assert files, action
     looked = {
         node.attr
-        for node in ast.walk(tree)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "arguments"
     }
     return looked & OPTIONS.keys()

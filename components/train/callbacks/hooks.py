@@ -1,9 +1,10 @@
-"""Training callback hooks; the lifecycle events of a run; faults on request."""
+"""Training callback hooks; lifecycle events of a run; garbage collection; faults on request."""
 
+import gc
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
@@ -124,3 +125,34 @@ class Rehearsing(RunCallback):
         module.engine.settle()  # a weight under way would hide what is done to it
         reach = Reach(checkpoints=self._folder.checkpoints, batch=batch, stages=module.decoders)
         self._injector.before_step(module.progress, reach)
+
+
+@dataclass(kw_only=True, eq=False)
+class GarbageSchedule(RunCallback):
+    """Collect Python's garbage (``gc``) every ``every_steps`` steps, and nothing in between.
+
+    Its own rule collects whenever a rank has made enough objects, each at another moment, and
+    all others wait for it in the next collective (torchtitan's ``gc_freq``). What is there
+    before the first step is looked at once, and no more after that.
+    """
+
+    every_steps: int
+    _was_enabled: bool | None = field(default=None, init=False)
+
+    def on_begin(self, module: Pretraining) -> None:
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+        gc.collect()
+        gc.freeze()
+
+    def on_step(self, module: Pretraining) -> None:
+        if module.progress.step % self.every_steps == 0:
+            gc.collect()
+
+    def on_close(self) -> None:
+        if self._was_enabled is None:  # the run failed before it began
+            return
+        gc.unfreeze()
+        if self._was_enabled:
+            gc.enable()
+        self._was_enabled = None

@@ -22,7 +22,7 @@ from components.config.suggestions import (
 from components.config.user_overrides import leaves
 
 ROOT = Path(__file__).resolve().parents[3]
-DENSE, EXPERTS, SINGLE = "teuken7b", "mula7b_a1b", "bloom1b1"
+DENSE, EXPERTS, SINGLE, WINDOWED = "teuken7b", "mula7b_a1b", "bloom1b1", "olmo3_7b"
 DECAYING = ("scale=full", "schedule=wsd", "schedule.decay_tokens=1_000_000")
 KNOWN = ["model", "budget", "optimizer", "run", "runs"]
 
@@ -34,7 +34,7 @@ def tree_of(recipe: str, *words: str) -> Mapping[str, Any]:
 @pytest.fixture(scope="module")
 def keys() -> set[str]:
     """All that some recipe has, with the user's side of a cluster."""
-    trees = [*map(tree_of, (DENSE, EXPERTS, SINGLE)), tree_of(SINGLE, *DECAYING)]
+    trees = [*map(tree_of, (DENSE, EXPERTS, SINGLE, WINDOWED)), tree_of(SINGLE, *DECAYING)]
     found = {path for tree in trees for path, _ in leaves(tree)}
     branches = {path.rpartition(".")[0] for path in found}
     site = {"site.account", "site.queue"}

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from components.report import pages
-from components.report.contents import with_contents
 from components.report.data_card import write_card
 from components.report.page import write_report
-from components.report.pages import leave_report, share_script
+from components.report.pages import leave_report, share_script, with_contents
 from tests.components.report.conftest import (
     WriteRun,
     environment_tree,

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from components.checkpoint.metadata import RunProgress
-from components.train.callbacks.garbage import GarbageSchedule
+from components.train.callbacks.hooks import GarbageSchedule
 
 
 class Run:
