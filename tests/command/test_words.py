@@ -163,8 +163,8 @@ def test_every_option_is_explained_and_some_way_takes_it() -> None:
 
 def _options_read(action: str) -> set[str]:
     """Find the options that an action's file or folder looks up in ``arguments`` itself."""
-    files = (ROOT / "command" / "actions").glob(f"{action}.py")
-    files = [*files, *(ROOT / "command" / "actions" / action).glob("*.py")]
+    room = ROOT / "command" / "actions"
+    files = [*room.glob(f"{action}.py"), *room.glob(f"{action}/*.py")]
     assert files, action
     looked = {
         node.attr
