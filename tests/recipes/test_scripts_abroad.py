@@ -1,4 +1,8 @@
-"""The scripts of all recipes on all profiles: chains where a queue takes them, limits told."""
+"""Scripts of all recipes, at home and abroad: chains where a queue takes them, limits told.
+
+Each recipe goes to its home and to a third of the other profiles, each profile gets a third of
+the recipes: all pairs would be five hundred, of which neighbours tell the same.
+"""
 
 import re
 import shutil
@@ -21,7 +25,6 @@ PROFILES = {
     for path in sorted((ROOT / "conf" / "cluster").glob("*.yaml"))
     if (tree := yaml.safe_load(path.read_text("utf-8")))["scheduler"] != "none"
 }
-ABROAD = [(name, cluster) for name in RECIPES for cluster in PROFILES]
 SHELLCHECK = shutil.which("shellcheck")
 QUICK = (
     "teuken7b-aurora",
@@ -31,6 +34,13 @@ QUICK = (
     "bloom560m-jean_zay_h100",
     "gpt175b-jean_zay",
 )
+THIRD = 3
+ABROAD = [
+    (name, cluster)
+    for number, name in enumerate(RECIPES)
+    for place, cluster in enumerate(PROFILES)
+    if (number + place) % THIRD == 0 or cluster == home_of(name) or f"{name}-{cluster}" in QUICK
+]
 NEAREST = re.compile(
     r"(cut to|raise to) ([\d,]+) \((\S+), [\d.]+ h\)|site\.queue=\S+, [\d.]+ h"
 )
