@@ -69,7 +69,8 @@ def layouts_of(arguments: Arguments) -> Iterator[Recipe]:
         if named.covers(key) and arguments.values.get(key) != value:
             raise RecipeError(key, f"a proof sets it to {value}", "leave it out")
     choices = {"scale": "parity"} | arguments.choices
-    values = arguments.values | FIXED
+    # Of a run with phases its first, unless another's keys are named in its place.
+    values = {"phases": {}} | arguments.values | FIXED
     if named.covers("cluster.ranks") or not arguments.layouts:
         dealt = _composed(replace(arguments, choices=choices, values=values))
         if dealt.cluster.ranks == 1 and not named.covers("parallelism"):

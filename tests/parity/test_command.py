@@ -14,6 +14,7 @@ from command.actions.parity import layouts_of
 from command.arguments import ROOT, read_point
 from command.main import main
 from command.outcome import Status
+from components.parity.prover import on_one_process
 
 RECIPES = published_recipes()
 SMALL = ("recipe=bloom7b1", "model.num_layers=2", "budget.total_tokens=4_608")
@@ -97,12 +98,13 @@ def running(word: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
-@pytest.mark.quick("teuken7b", "mula7b_a1b", "bloom560m", "gpt3b6", "playbook1b")
+@pytest.mark.quick("teuken7b", "mula7b_a1b", "bloom560m", "gpt3b6", "olmo3_7b")
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_has_a_layout_of_eight_ranks_to_prove(name: str) -> None:
     (recipe,) = layouts_of(read_point([f"recipe={name}", "cluster.ranks=8"]))
     assert recipe.cluster.ranks == 8
     assert recipe.derived.steps >= 10
+    assert on_one_process(recipe).cluster.ranks == 1
     samples = {plateau.samples for plateau in recipe.ramp.plateaus}
     group = recipe.parallelism.data * recipe.parallelism.expert
     assert all(
