@@ -152,7 +152,8 @@ class Llama(HFFamily):
             RecipeError: a number of the rotation that no part of ours has.
         """
         for key, numbers in self.rotations(config):
-            for name in numbers.keys() - {*_NUMBERS.values(), *_ROTATION}:
+            said = stated_scaling(numbers) or numbers  # without a number that is as usual
+            for name in (numbers.keys() & said.keys()) - {*_NUMBERS.values(), *_ROTATION}:
                 problem = f"{numbers[name]!r}, but no part here has it"
                 known = ", ".join([*_ROTATION, *_NUMBERS.values()])
                 raise RecipeError(f"{key}.{name}", problem, f"known are {known}")
