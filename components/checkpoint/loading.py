@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
@@ -32,18 +32,19 @@ def load_newest(
 ) -> CheckpointChoice | None:
     """Fill the state from the newest whole checkpoint; damaged ones are set aside.
 
-    From that of ``fresh_step`` the weights alone are taken.
-
     Raises:
         RecipeError: on all ranks, none that is there is whole, or it is of another recipe.
     """
     found = _complete_together(folder)
     chosen = _choose(folder, found, check_together)
     if chosen is not None:
-        marker = chosen.marker
-        if marker.progress.step == fresh_step:
-            marker = replace(marker, fresh_optimizer=True)
-        load_checkpoint(chosen.checkpoint, marker, state, fingerprint=fingerprint)
+        load_checkpoint(
+            chosen.checkpoint,
+            chosen.marker,
+            state,
+            fingerprint=fingerprint,
+            fresh_step=fresh_step,
+        )
         by_first(lambda: _set_aside(found[: len(chosen.damaged)]))
     return chosen
 
@@ -145,9 +146,16 @@ def check_together(checkpoint: Path) -> Marker:
 
 
 def load_checkpoint(
-    checkpoint: Path, marker: Marker, state: State, *, fingerprint: str
+    checkpoint: Path,
+    marker: Marker,
+    state: State,
+    *,
+    fingerprint: str,
+    fresh_step: int | None = None,
 ) -> RunProgress:
     """Fill weights and optimizer in place from a checkpoint that was found whole.
+
+    From that of ``fresh_step``, or one whose marker says so, the weights alone are taken.
 
     Raises:
         RecipeError: on all ranks, it is of another recipe, or of another model or optimizer.
@@ -168,7 +176,7 @@ def load_checkpoint(
         taken.update(tensors)
         load(tensors, storage_reader=reader)
 
-    fresh = marker.fresh_optimizer
+    fresh = marker.fresh_optimizer or marker.progress.step == fresh_step
     state.fill(read, found, fresh_optimizer=fresh)
     # All ranks are asked: each stage takes its own layers, and a master counts for its weight.
     unread = {name for name in found if master_of(name.removeprefix(WEIGHTS)) in found}

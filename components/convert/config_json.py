@@ -34,20 +34,9 @@ UNREAD = frozenset({
     *CODE,
 })
 # Keys of which one value alone is what the classes compute by themselves.
-PLAIN: Mapping[str, Any] = {
-    "is_encoder_decoder": False,
-    "add_cross_attention": False,
-    "moe_layer_freq": 1,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-}
+PLAIN: Mapping[str, Any] = {"is_encoder_decoder": False, "add_cross_attention": False}
 # What the keys hold whose default is to be worked out; of other such keys it is a number.
-FORMS: Mapping[str, object] = {
-    **{key: {} for key in ("rope_scaling", "rope_parameters")},
-    **{key: [] for key in ("no_rope_layers", "layer_types", "mlp_only_layers")},
-    **dict.fromkeys(("q_lora_rank", "sliding_window")),
-    **dict.fromkeys(("first_k_dense_replace", "n_shared_experts"), 0),
-}
+FORMS: Mapping[str, object] = {"rope_scaling": {}, "rope_parameters": {}, "layer_types": []}
 FULL = "full_attention"
 
 
@@ -125,14 +114,15 @@ def _find_family(config: Mapping[str, Any]) -> HFFamily:
 def _check_keys(config: Mapping[str, Any], family: HFFamily) -> None:
     """Refuse a key that may change the model, and a value of another kind than its key's."""
     _check_kind("vocab_size", config.get("vocab_size"), 1)
+    defaults = {name: default for name, (default, _) in family.keys.items()}
+    examples = {**defaults, **family.trained}
+    if "rope_theta" in examples:
+        examples["rope_parameters"] = None
+    examples |= {name: one for name, one in FORMS.items() if name in examples} | family.forms
     for key, value in config.items():
         name = family.spellings.get(key, key)
-        if name in family.keys:
-            _check_kind(key, value, family.keys[name][0])
-        elif name in family.trained:
-            _check_kind(key, value, family.trained[name])
-        elif key == "rope_parameters" and "rope_theta" in family.keys:
-            _check_kind(key, value, None)
+        if name in examples:
+            _check_kind(key, value, examples[name])
         elif not _changes_nothing(key, value, family):
             problem = f"{value!r}, but no {family.architecture} here has it"
             remedy = "what it changes is not known; take it out of a copy of the file only if"
@@ -144,15 +134,16 @@ def _changes_nothing(key: str, value: object, family: HFFamily) -> bool:
         return True
     if key == "layer_types":
         return isinstance(value, list) and all(kind == FULL for kind in value)
-    return key in PLAIN and value == PLAIN[key]
+    plain = {**PLAIN, **family.plain}
+    return key in plain and value == plain[key]
 
 
 def _check_kind(key: str, value: object, like: object) -> None:
     """Compare a value with the kind that the key has, which ``like`` is one of."""
-    match FORMS.get(key, like):
+    match like:
         case bool():
             wanted, holds = "true or false", isinstance(value, bool)
-        case int() if FORMS.get(key) == 0:
+        case int() if like == 0:
             wanted, holds = "a whole number from 0 on", _is_number(value, int, above=-1)
         case int():
             wanted, holds = "a whole number from 1 on", _is_number(value, int, above=0)

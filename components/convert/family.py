@@ -91,7 +91,9 @@ class HFFamily(ABC):
     ``keys`` are those of ``config.json`` that change what is computed, without the vocabulary:
     what the class takes where one is absent, and what it is of a model of ours. ``trained`` are
     those that training reads, and what the class takes; ``spellings`` are older names of
-    either, and ``unread`` are keys of the published files that change neither.
+    either, and ``unread`` are keys of the published files that change neither. ``plain`` are
+    keys of which one value alone is what is computed here; ``forms`` show by an example what a
+    key holds whose default does not.
     """
 
     model_type: str
@@ -103,6 +105,8 @@ class HFFamily(ABC):
     trained: ClassVar[Mapping[str, Any]]
     spellings: ClassVar[Mapping[str, str]] = {}
     unread: ClassVar[frozenset[str]] = frozenset()
+    plain: ClassVar[Mapping[str, Any]] = {}
+    forms: ClassVar[Mapping[str, object]] = {}
 
     def shape(self, features: Features) -> dict[str, Any]:
         """Return the ``keys`` of a model of ours."""

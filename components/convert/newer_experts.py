@@ -28,6 +28,7 @@ class Qwen3Moe(Olmoe):
     ffn_key = "moe_intermediate_size"
     # The width that dense layers would have, and windows where some were used.
     unread = Olmoe.unread | {"intermediate_size", "sliding_window", "max_window_layers"}
+    forms: ClassVar[Mapping[str, object]] = {"mlp_only_layers": []}
     needs: ClassVar[tuple[Need, ...]] = (
         family.NO_WINDOWS,
         family.ROTARY,
@@ -89,6 +90,16 @@ class DeepseekV3(Llama):
         *("intermediate_size", "aux_loss_alpha", "seq_aux", "ep_size"),
         "num_nextn_predict_layers",
     })
+    plain: ClassVar[Mapping[str, Any]] = {
+        "moe_layer_freq": 1,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+    }
+    forms: ClassVar[Mapping[str, object]] = {
+        "q_lora_rank": None,
+        "first_k_dense_replace": 0,
+        "n_shared_experts": 0,
+    }
     # The layer after the last predicts a further token, and is not computed here.
     no_weights = re.compile(r"rotary_emb\.inv_freq$|^model\.layers\.61\.")
     needs = (

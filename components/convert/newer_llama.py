@@ -104,6 +104,7 @@ class SmolLM3(Llama):
     model_type = "smollm3"
     architecture = "SmolLM3ForCausalLM"
     unread = _WINDOW | {"no_rope_layer_interval"}
+    forms: ClassVar[Mapping[str, object]] = {"no_rope_layers": []}
     default_base = 2_000_000.0
     needs = (
         Need(

@@ -33,6 +33,7 @@ class Olmo3(Llama):
 
     model_type = "olmo3"
     architecture = "Olmo3ForCausalLM"
+    forms: ClassVar[Mapping[str, object]] = {"sliding_window": None}
     norms = Olmo2.norms
     default_base = 500_000.0
     needs: ClassVar[tuple[Need, ...]] = (
@@ -99,6 +100,7 @@ class Mistral(Llama):
 
     model_type = "mistral"
     architecture = "MistralForCausalLM"
+    forms: ClassVar[Mapping[str, object]] = {"sliding_window": None}
     needs = (
         Need(
             "attention.windows",

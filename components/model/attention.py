@@ -141,6 +141,11 @@ class Attention(nn.Module):
         RecipeError: the groups do not divide the heads, or there is a window that is none.
     """
 
+    first_head = 0
+    turns = True
+    windows: tuple[Window, ...] = ("full",)
+    window: int | None = None
+
     def __init__(
         self,
         *,
@@ -166,11 +171,8 @@ class Attention(nn.Module):
         query_dim, key_dim = num_heads * head_dim, num_kv_heads * head_dim
         self.num_heads = num_heads
         self.head_dim = head_dim
-        self.first_head = 0
         self.layer_scaling = layer_scaling
-        self.turns = True
         self.windows = tuple(windows)
-        self.window: int | None = None
         self.query = Linear(dim, query_dim, bias=bias)
         self.key = Linear(dim, key_dim, bias=bias)
         self.value = Linear(dim, key_dim, bias=bias)

@@ -52,10 +52,6 @@ class LatentAttention(Attention):
         self.head_dim = head_dim
         self.rotary_dim = rotary_dim
         self.value_dim = value_dim
-        self.first_head = 0
-        self.turns = True
-        self.windows = ("full",)  # no layer has another
-        self.window = None
         self.query_down = self.query_norm = None
         if query_rank is not None:
             self.query_down = Linear(dim, query_rank, bias=bias)

@@ -184,8 +184,22 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
             ),
             {"optimizer": "set optimizer=adamw", "budget.ramp_up": "set budget.ramp_up=none"},
         ),
+        (
+            (
+                *("data.goldfish={one_in: 50, window_tokens: 50}", "data.packing=best_fit"),
+                *("data.loss_after_eod=false", "schedule.planned_tokens=9_000_000_000_000"),
+                "phases={late: {from_fraction: 0.5, data: {document_mask: true}}}",
+            ),
+            {
+                "data.goldfish": "set data.goldfish=none",
+                "data.packing": "set data.packing=concatenate",
+                "data.loss_after_eod": "set data.loss_after_eod=true",
+                "schedule.planned_tokens": "set schedule.planned_tokens=null",
+                "phases": "set phases={}",
+            },
+        ),
     ],
-    ids=["mathematics", "stages", "copies", "optimizer"],
+    ids=["mathematics", "stages", "copies", "optimizer", "targets and phases"],
 )
 def test_what_it_cannot_say_is_refused_by_its_key_with_what_it_can(
     words: tuple[str, ...], ways: dict[str, str], tmp_path: Path, capfd: Any

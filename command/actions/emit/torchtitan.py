@@ -54,6 +54,7 @@ def write(recipe: Recipe, asked: str) -> TrainerFiles:
 def _unsaid(recipe: Recipe, features: Features) -> Iterator[UnsaidKey]:
     yield from _unsaid_model(features)
     yield from _unsaid_training(recipe)
+    yield from _unsaid_targets(recipe)
     yield from _unsaid_layout(recipe.parallelism)
 
 
@@ -152,6 +153,21 @@ def _unsaid_training(recipe: Recipe) -> Iterator[UnsaidKey]:
     ):
         if not holds:
             yield UnsaidKey(key, problem, remedy)
+
+
+def _unsaid_targets(recipe: Recipe) -> Iterator[UnsaidKey]:
+    """List what changes which tokens a step predicts, and how the run changes on its way."""
+    data, schedule = recipe.data, recipe.schedule
+    for key, holds, problem, value in (
+        ("data.goldfish", data.goldfish == "none", "all targets count", "none"),
+        ("data.loss_after_eod", data.loss_after_eod, "all targets count", "true"),
+        ("data.packing", data.packing == "concatenate", "it cuts one long text", "concatenate"),
+        ("schedule.planned_tokens", not schedule.get("planned_tokens"), "not written", "null"),
+        ("schedule.skipped_tokens", not schedule.get("skipped_tokens"), "not written", "0"),
+        ("phases", not recipe.phases, "a run is the same from its begin to its end", "{}"),
+    ):
+        if not holds:
+            yield UnsaidKey(key, problem, f"set {key}={value}")
 
 
 def _unsaid_layout(p: Parallelism) -> Iterator[UnsaidKey]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -135,12 +135,12 @@ class Checkpoints(RunCallback):
         if (chosen := loading.choose_up_to(self.folder, tokens)) is None:
             return None
         self._note_damaged(chosen)
-        fingerprint = module.recipe.fingerprint()
-        marker = chosen.marker
-        if marker.progress.step == fresh_step_of(module.recipe):
-            marker = replace(marker, fresh_optimizer=True)
         return loading.load_checkpoint(
-            chosen.checkpoint, marker, module.engine.state, fingerprint=fingerprint
+            chosen.checkpoint,
+            chosen.marker,
+            module.engine.state,
+            fingerprint=module.recipe.fingerprint(),
+            fresh_step=fresh_step_of(module.recipe),
         )
 
     def claim(self, progress: RunProgress) -> list[str]:
