@@ -4,9 +4,10 @@ Fields, not class names, carry what is counted, so a new part that uses the same
 counted too. A build on ``meta`` must agree to the last digit; the tests compare the two.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property
 from itertools import accumulate
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -162,6 +163,17 @@ class PositionsShape(_Part):
         return num_layers - (num_layers // self.skip_every if self.skip_every else 0)
 
 
+@cache
+def _visible_keys(windows: tuple[Window, ...], layers: int, length: int) -> tuple[int, ...]:
+    return tuple(min(window_of(windows, n) or length, length) for n in range(layers))
+
+
+@cache
+def _causal_keys(windows: tuple[Window, ...], layers: int, length: int) -> float:
+    seen = _visible_keys(windows, layers, length)
+    return sum(keys - keys * keys / (2 * length) for keys in seen)
+
+
 class ModelShape(_Part):
     """A decoder with two norms a layer and a final one; an absent key is an absent feature.
 
@@ -183,20 +195,27 @@ class ModelShape(_Part):
     num_dense_layers: Layers = 1
     logit_cap: float | None = None
 
-    @property
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> Self:
+        """Copy the fields alone: what was derived from those that change would be stale."""
+        bare = self.model_construct(self.model_fields_set, **dict(self))
+        return super(ModelShape, bare).model_copy(update=update, deep=deep)
+
+    # A search asks the same shape a hundred thousand times: what it derives is kept.
+    @cached_property
     def leading_layers(self) -> int:
         """Layers at the begin that have the ``dense_mlp``."""
         return self.num_dense_layers if self.dense_mlp is not None else 0
 
-    @property
+    @cached_property
     def dense(self) -> Self:
         """A decoder all of whose layers are like the leading ones."""
         return self.model_copy(update={"mlp": self.dense_mlp, "dense_mlp": None})
 
     def visible_keys(self, sequence_length: int) -> tuple[int, ...]:
         """List how many keys a query of each layer sees at most: its window, or all."""
-        windows = (window_of(self.attention.windows, n) for n in range(self.num_layers))
-        return tuple(min(window or sequence_length, sequence_length) for window in windows)
+        return _visible_keys(self.attention.windows, self.num_layers, sequence_length)
 
     def causal_keys(self, sequence_length: int) -> float:
         """Count the keys that a query sees in all layers together, in the mean over queries.
@@ -204,8 +223,7 @@ class ModelShape(_Part):
         Of s tokens all see w keys but the first w, which see half as many: w - w^2 / 2 s. Where
         w is s it is the usual half.
         """
-        seen = self.visible_keys(sequence_length)
-        return sum(keys - keys * keys / (2 * sequence_length) for keys in seen)
+        return _causal_keys(self.attention.windows, self.num_layers, sequence_length)
 
     @property
     def vocabulary_matrices(self) -> int:
@@ -232,7 +250,7 @@ class ModelShape(_Part):
         layers = self.num_layers - self.leading_layers
         return layers * experts * self.mlp.expert_parameters(self.dim)
 
-    @property
+    @cached_property
     def layer_parameters(self) -> int:
         """One layer with all its experts, if it is none of the leading ones."""
         experts = self.mlp.num_experts or 1
@@ -244,7 +262,16 @@ class ModelShape(_Part):
             + 2 * self.norm.parameters(self.dim)
         )
 
-    @property
+    @cached_property
+    def whole_parameters(self) -> int:
+        """Parameters of one layer that each tensor rank holds whole."""
+        count = 2 * self.norm.parameters(self.dim) + self.mlp.router_parameters(self.dim)
+        count += self.mlp.activation_parameters + self.attention.down_matrices(self.dim)
+        if self.attention.norms_heads or self.attention.latent_norm is not None:
+            count += self.attention.norm_parameters
+        return count
+
+    @cached_property
     def layer_matrices(self) -> int:
         """Parameters of one layer's matrices and all its experts', without the router."""
         mlp, dim = self.mlp, self.dim

@@ -118,7 +118,8 @@ def _check_keys(config: Mapping[str, Any], family: HFFamily) -> None:
     examples = {**defaults, **family.trained}
     if "rope_theta" in examples:
         examples["rope_parameters"] = None
-    examples |= {name: one for name, one in FORMS.items() if name in examples} | family.forms
+    examples.update({name: one for name, one in FORMS.items() if name in examples})
+    examples.update(family.forms)
     for key, value in config.items():
         name = family.spellings.get(key, key)
         if name in examples:

@@ -66,6 +66,11 @@ class ParallelLayout:
         return min(self.expert_bound or 1.0, float(self.expert))
 
     @cached_property
+    def layer_ends(self) -> tuple[int, ...]:
+        """Layers before each stage, and all of them."""
+        return tuple(accumulate(self.layers, initial=0))
+
+    @cached_property
     def placement(self) -> StagePlacement:
         """Which pipeline rank has which stages."""
         return StagePlacement(
@@ -84,7 +89,7 @@ class ParallelLayout:
 
     def recomputed_of(self, rank: int) -> int:
         """Count the layers of a pipeline rank whose number ``recompute_every`` divides."""
-        ends = list(accumulate(self.layers, initial=0))
+        ends = self.layer_ends
         stages = self.stages_of(rank)
         return sum(self.recomputed_of_range(ends[one], ends[one + 1]) for one in stages)
 
@@ -169,12 +174,14 @@ class TrainingJob:
     def kinds_of(self, stages: Iterable[int]) -> tuple[LayerKind, ...]:
         """Count the layers of these stages: the leading ones, if there are, and all others."""
         leading, count = self.shape.leading_layers, self.layout.recomputed_of_range
-        ends = list(accumulate(self.layout.layers, initial=0))
+        ends = self.layout.layer_ends
         parts = [(ends[stage], ends[stage + 1]) for stage in stages]
+        if not leading:
+            again = sum(count(*part) for part in parts)
+            return (LayerKind(self, sum(b - a for a, b in parts), again),)
         others = [(max(first, leading), max(end, leading)) for first, end in parts]
-        kinds = [(self, others)]
-        if leading:
-            kinds.append((self.dense, [(min(a, leading), min(b, leading)) for a, b in parts]))
+        firsts = [(min(first, leading), min(end, leading)) for first, end in parts]
+        kinds = ((self, others), (self.dense, firsts))
         return tuple(
             LayerKind(job, sum(b - a for a, b in ranges), sum(count(*one) for one in ranges))
             for job, ranges in kinds

@@ -51,20 +51,14 @@ def _of_layer(job: TrainingJob) -> DeviceParameters:
     """Count the parameters of one layer on one tensor and expert rank."""
     shape, layout = job.shape, job.layout
     experts = (shape.mlp.num_experts or 0) * shape.mlp.expert_parameters(shape.dim)
-    whole = 2 * shape.norm.parameters(shape.dim) + shape.mlp.router_parameters(shape.dim)
-    whole += shape.mlp.activation_parameters
-    if shape.attention.norms_heads or shape.attention.latent_norm is not None:
-        whole += shape.attention.norm_parameters
-    whole += shape.attention.down_matrices(shape.dim)
+    whole, down = shape.whole_parameters, shape.attention.down_matrices(shape.dim)
     cut = shape.layer_parameters - experts - whole
     return DeviceParameters(
         dense=cut / layout.tensor + whole,
         expert=experts / layout.tensor / layout.expert,
         ends=0.0,
         largest=largest_in_layer(job),
-        matrices=shape.attention.down_matrices(shape.dim)
-        + (shape.layer_matrices - experts - shape.attention.down_matrices(shape.dim))
-        / layout.tensor,
+        matrices=down + (shape.layer_matrices - experts - down) / layout.tensor,
     )
 
 
