@@ -289,6 +289,7 @@ def _module(recipe: Recipe, features: Features) -> str:
         length=recipe.budget.sequence_length,
         std=first["std"],
         residual_std=first["std"] / layers**0.5,
+        cutoff=first.get("cutoff"),
         kind=SCHEDULES[_kind(recipe.schedule["_target_"])],
         rates=recipe.schedule,
         step_tokens=recipe.budget.global_batch_tokens,
