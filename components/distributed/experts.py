@@ -52,12 +52,19 @@ def take_tally(
     return tally if carried is None else tally.after(carried)
 
 
-def figures_of(decoder: Decoder, tally: RoutingTally | None, loss: Tensor) -> Tensor:
-    """Return loss, auxiliary loss, the fullest expert's load over the mean, pairs left out."""
+def figures_of(
+    decoder: Decoder, tally: RoutingTally | None, loss: Tensor, penalty: Tensor | None = None
+) -> Tensor:
+    """Return loss, auxiliary loss, the fullest expert's load over the mean, pairs left out.
+
+    A ``penalty`` that is in the loss counts as auxiliary; the first two together are as given.
+    """
+    zero = torch.zeros_like(loss)
+    added = zero if penalty is None else penalty
+    loss = loss if penalty is None else loss - penalty
     if tally is None:
-        zero = torch.zeros_like(loss)
-        return torch.stack([loss, zero, zero + 1, zero])
-    auxiliary = expert_layers(decoder)[0].penalty(tally)
+        return torch.stack([loss, added, zero + 1, zero])
+    auxiliary = expert_layers(decoder)[0].penalty(tally).to(loss) + added
     rest = auxiliary, tally.largest_over_mean, tally.pooled.beyond
     return torch.stack([loss, *(each.to(loss) for each in rest)])
 

@@ -140,8 +140,10 @@ class StageCompute:
                 targets=part.take(rows[:, 1:]) if is_last else None,
                 counted=None if counts is None else part.take(counts.which[number]),
             )
+            penalty = decoder.readout.penalty if is_last else None
             if counts is not None:
-                result = result * counts.weight.to(result.dtype)
+                weight = counts.weight.to(result.dtype)
+                result, penalty = result * weight, None if penalty is None else penalty * weight
             if not decoder.training:
                 return (result,)
             carried = inputs[1] if len(inputs) > 1 else None
@@ -150,7 +152,7 @@ class StageCompute:
                 sums = self._outputs[int(next(iter(decoder.layers)))]
                 sums.append(result.detach().sum(dtype=torch.float32))
                 return (result,) if tally is None else (result, tally.row())
-            figures = figures_of(decoder, tally, result)
+            figures = figures_of(decoder, tally, result, penalty)
         self._figures.append(figures.detach())
         return (figures[:2].sum(),)
 

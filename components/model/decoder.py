@@ -22,7 +22,7 @@ from components.model.loss import Head, Readout
 from components.model.masks import CausalMask
 from components.model.positions import Placement, Positions
 from components.model.products import product_dtype
-from components.ranges import BelowOne, Layers, Positive
+from components.ranges import BelowOne, Layers, NonNegative, Positive
 
 
 class Layer(nn.Module):
@@ -88,7 +88,8 @@ class Decoder(nn.Module):
     ``init_from`` names the folder of weights that a run begins with, or is ``none``. Where a
     recipe says no ``norm_placement``, layers norm what their branches are fed. With a
     ``dense_mlp`` the first ``num_dense_layers`` have it in place of the ``mlp``; with a
-    ``logit_cap`` logits are that many times the hyperbolic tangent of their part of it.
+    ``logit_cap`` logits are that many times the hyperbolic tangent of their part of it; the
+    loss of training has a ``z_loss`` (`penalized_cross_entropy`), which ``readout`` tells.
 
     Raises:
         RecipeError: fewer rows than tokens, no layer, a padding row that does not exist, or
@@ -122,6 +123,7 @@ class Decoder(nn.Module):
         dense_mlp: Callable[..., nn.Module] | None = None,
         num_dense_layers: Layers = 1,
         logit_cap: Positive | None = None,
+        z_loss: NonNegative = 0.0,
     ) -> None:
         super().__init__()
         _check_sizes(num_layers, vocab_size, padded_vocab_size, initialization.padding_row)
@@ -148,10 +150,10 @@ class Decoder(nn.Module):
         self.final_norm = norm(dim=dim)
         # Tied, the embedding's weight is used, not shared: a shared parameter parts from its
         # twin in `to_empty`.
-        self.head = (
-            None if tied_embeddings else Head(dim=dim, rows=padded_vocab_size, cap=logit_cap)
-        )
-        self.readout = Readout(cap=logit_cap)  # of the embedding's rows, where tied
+        self.readout = Readout(cap=logit_cap, z_loss=z_loss)  # tied, of the embedding's rows
+        self.head = None
+        if not tied_embeddings:
+            self.head = Head(dim=dim, rows=padded_vocab_size, readout=self.readout)
         self.sequence_slices = 1
         self.sequence_parts = 1
         # The first token at 0, each of the others one further.

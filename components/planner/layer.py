@@ -278,6 +278,8 @@ def head_seconds(
     product = _product_seconds((head_product(job),), rate, hardware.compute_units)
     logits = job.microbatch_tokens * job.shape.padded_vocab_size / job.layout.tensor
     moved = logits * speed.logit_bytes_moved
+    if job.shape.z_loss:  # as counted, tests/components/model/test_loss_precision.py
+        moved += logits * 31.0
     return product, moved / (hardware.memory_gigabytes_per_second * 1e9)
 
 

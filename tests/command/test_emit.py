@@ -199,8 +199,10 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
                 *("data.goldfish={one_in: 50, window_tokens: 50}", "data.packing=best_fit"),
                 *("data.loss_after_eod=false", "schedule.planned_tokens=9_000_000_000_000"),
                 "phases={late: {from_fraction: 0.5, data: {document_mask: true}}}",
+                "model.z_loss=1e-5",
             ),
             {
+                "model.z_loss": "set model.z_loss=0.0",
                 "data.goldfish": "set data.goldfish=none",
                 "data.packing": "set data.packing=concatenate",
                 "data.loss_after_eod": "set data.loss_after_eod=true",

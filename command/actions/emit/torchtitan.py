@@ -162,6 +162,7 @@ def _unsaid_targets(recipe: Recipe) -> Iterator[UnsaidKey]:
         ("data.goldfish", data.goldfish == "none", "all targets count", "none"),
         ("data.loss_after_eod", data.loss_after_eod, "all targets count", "true"),
         ("data.packing", data.packing == "concatenate", "it cuts one long text", "concatenate"),
+        ("model.z_loss", not recipe.model.get("z_loss"), "it has cross-entropy alone", "0.0"),
         ("schedule.planned_tokens", not schedule.get("planned_tokens"), "not written", "null"),
         ("schedule.skipped_tokens", not schedule.get("skipped_tokens"), "not written", "0"),
         ("phases", not recipe.phases, "a run is the same from its begin to its end", "{}"),

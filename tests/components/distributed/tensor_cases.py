@@ -72,6 +72,7 @@ class Parts(NamedTuple):
     dense_mlp: Callable[..., nn.Module] | None = None
     attention: Callable[..., Attention] | None = None
     logit_cap: float | None = None
+    z_loss: float = 0.0
 
 
 class Difference(NamedTuple):
@@ -113,6 +114,7 @@ def build(parts: Parts) -> Decoder:
         norm_placement=parts.norm_placement,
         dense_mlp=parts.dense_mlp,
         logit_cap=parts.logit_cap,
+        z_loss=parts.z_loss,
     )
 
 
