@@ -15,7 +15,7 @@ from components.errors import RecipeError
 
 _TRAINING = frozenset({
     *("init_from", "std", "residual", "padding_row", "layer_scaling", "backends"),
-    *("auxiliary_scope", "z_loss", "path", "cutoff"),
+    *("auxiliary_scope", "z_loss", "path", "cutoff", "embedding_std", "head_std"),
 })
 
 
@@ -107,6 +107,12 @@ class Features(shape.ModelShape):
     initialization: Mapping[str, Any]
     dropout: float
     dense_mlp: MLPFeatures | None = None
+
+    @property
+    def initializer_range(self) -> float:
+        """The deviation of first weights; where each map has its own, the classes' default."""
+        std = self.initialization["std"]
+        return 0.02 if std == "fan_in" else float(std)
 
 
 _PARTS: Mapping[str, type[BaseModel]] = {

@@ -137,7 +137,7 @@ class GPT2(HFFamily):
             "resid_pdrop": features.dropout,
             "embd_pdrop": features.dropout,
             "attn_pdrop": features.attention.dropout,
-            "initializer_range": features.initialization["std"],
+            "initializer_range": features.initializer_range,
         }
 
     def links(self, features: Features) -> Iterator[TensorLink]:
@@ -237,7 +237,7 @@ class Bloom(HFFamily):
             "seq_length": context_tokens,  # a note: ALiBi has no limit
             "hidden_dropout": features.dropout,
             "attention_dropout": features.attention.dropout,
-            "initializer_range": features.initialization["std"],
+            "initializer_range": features.initializer_range,
             "pretraining_tp": 1,
             "slow_but_exact": False,
         }

@@ -186,7 +186,7 @@ class Llama(HFFamily):
         return {
             "max_position_embeddings": context_tokens,
             "attention_dropout": features.attention.dropout,
-            "initializer_range": features.initialization["std"],
+            "initializer_range": features.initializer_range,
         }
 
     def links(self, features: Features) -> Iterator[TensorLink]:

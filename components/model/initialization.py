@@ -25,9 +25,12 @@ _BLOCK_ROWS = 1_024
 class Normal:
     """Draw weights from a normal distribution of mean 0.
 
-    ``residual: scaled`` divides the deviation of maps onto the residual stream by the root of
+    ``std: fan_in`` is ``min(1, sqrt(A / B)) / sqrt(B)`` for a map of B inputs to A outputs
+    (https://arxiv.org/abs/2310.17813, section 3, as nanochat has it). ``residual: scaled``
+    divides the deviation of maps onto the residual stream by the root of
     their number, ``sqrt(2 num_layers)`` (the GPT-2 report, section 2.3, as Megatron's
-    ``scaled_init_method_normal`` has it); ``plain`` treats them like the others. The embedding
+    ``scaled_init_method_normal`` has it); ``plain`` treats them like the others, ``zero`` lets
+    them start at 0. Embedding and head may have deviations of their own. The embedding
     of ``padding_row``, a token that no text contains, starts at zero. With a ``cutoff`` what is
     more than so many deviations from 0 is drawn again, as ``torch.nn.init.trunc_normal_`` does:
     ``std`` is that of the distribution before it is cut.
@@ -36,12 +39,15 @@ class Normal:
     def __init__(
         self,
         *,
-        std: NonNegative,
-        residual: Literal["scaled", "plain"],
+        std: NonNegative | Literal["fan_in"],
+        residual: Literal["scaled", "plain", "zero"],
         padding_row: int | None,
         cutoff: Positive | None = None,
+        embedding_std: NonNegative | None = None,
+        head_std: NonNegative | None = None,
     ) -> None:
         self.std = std
+        self.ends = {"embedding": embedding_std, "head": head_std}
         self.residual = residual
         self.padding_row = padding_row
         self.cutoff = cutoff
@@ -51,11 +57,23 @@ def initial_stds(model: "Decoder") -> Iterator[tuple[str, nn.Parameter, float | 
     """List each parameter under its global name; ``None`` stands for a constant (vectors)."""
     normal = model.initialization
     for prefix, module in model.named_modules():
-        std = normal.std
-        if normal.residual == "scaled" and getattr(module, "writes_residual", False):
-            std = normal.std / math.sqrt(2 * model.num_layers)
+        factor = 1.0
+        if getattr(module, "writes_residual", False):
+            scaled = 1.0 / math.sqrt(2 * model.num_layers)
+            factor = {"plain": 1.0, "scaled": scaled, "zero": 0.0}[normal.residual]
         for name, parameter in module.named_parameters(prefix, recurse=False):
-            yield name, parameter, None if parameter.dim() < 2 else std
+            if parameter.dim() < 2:
+                yield name, parameter, None
+                continue
+            std = normal.ends.get(prefix)
+            yield name, parameter, factor * (_std(normal, parameter) if std is None else std)
+
+
+def _std(normal: Normal, parameter: Tensor) -> float:
+    if normal.std != "fan_in":
+        return normal.std
+    outputs, inputs = parameter.shape[-2:]
+    return min(1.0, math.sqrt(outputs / inputs)) / math.sqrt(inputs)
 
 
 def initial_constant(model: nn.Module, name: str) -> float:
@@ -85,6 +103,8 @@ def draw_rows(
     deviations from 0, where that is given.
     """
     rows, columns = math.prod(shape[:-1]), shape[-1]
+    if std == 0.0:
+        return torch.zeros(last_row - first_row, columns)
     drawn = torch.empty(last_row - first_row, columns, dtype=torch.float32, device="cpu")
     for block in range(first_row // _BLOCK_ROWS, math.ceil(last_row / _BLOCK_ROWS)):
         start, end = block * _BLOCK_ROWS, min((block + 1) * _BLOCK_ROWS, rows)

@@ -32,16 +32,19 @@ class WholeMatrices(Protocol):
 class Muon(torch.optim.Optimizer):
     """Update matrices by Muon, https://kellerjordan.github.io/posts/muon, the rest by AdamW.
 
-    ``B = momentum x B + (1 - momentum) x g``; the update is B, or with ``nesterov`` the same
-    mean of g and B, orthogonalised by ``newton_schulz_steps``. ``update_scale`` multiplies that
-    of an (A, B) matrix: ``match_rms_adamw`` by 0.2 sqrt(max(A, B)), with which the rate and
-    decay of AdamW carry over (https://arxiv.org/abs/2502.16982, section 2.2); ``original`` by
-    sqrt(max(1, A / B)). Matrices have the rate ``lr x matrix_lr_factor``, and decay by it times
+    ``B = momentum x B + (1 - momentum) x g``, where ``momentum`` grows linearly from
+    ``momentum_start`` over ``momentum_warmup_tokens``, if those are given; the update is B, or
+    with ``nesterov`` the same mean of g and B, orthogonalised by ``newton_schulz_steps``.
+    ``update_scale`` multiplies that of an (A, B) matrix: ``match_rms_adamw`` by 0.2 sqrt(max(A,
+    B)), with which the rate and decay of AdamW carry over (https://arxiv.org/abs/2502.16982,
+    section 2.2); ``original`` by sqrt(max(1, A / B)). Matrices have the rate ``lr x matrix_lr_factor``, and decay by it times
     ``weight_decay``, unscaled; embedding and head have factors of their own, a tied one that of
     the embedding. The rest follows `AdamW`, to whose ``decay`` the embedding and
     the head belong; ``decay_order`` is that of both. The train step bounds the gradients'
     global norm by ``clip_norm`` from ``clip_after_tokens`` on, before all of it.
     """
+
+    tokens = 0  # trained on before the next step
 
     def __init__(
         self,
@@ -63,6 +66,8 @@ class Muon(torch.optim.Optimizer):
         decay_order: Literal["before", "after"],
         clip_norm: Positive,
         clip_after_tokens: Tokens,
+        momentum_start: BelowOne | None = None,
+        momentum_warmup_tokens: Tokens = 0,
     ) -> None:
         named = list({id(one): (name, one) for name, one in parameters}.values())
         matrices = [one for name, one in named if is_hidden_matrix(name, one)]
@@ -71,6 +76,7 @@ class Muon(torch.optim.Optimizer):
         self._lr_factor, self._weight_decay = matrix_lr_factor, weight_decay
         self._decay_order = decay_order
         self._momentum, self._nesterov = momentum, nesterov
+        self._start, self._warmup_tokens = momentum_start, momentum_warmup_tokens
         self._steps, self._scale = newton_schulz_steps, update_scale
         self._wholes: Mapping[nn.Parameter, WholeMatrices] = {}
         self._rest = None
@@ -94,6 +100,14 @@ class Muon(torch.optim.Optimizer):
                 self.state
             )  # one state and one list of groups, for who saves them
             self.param_groups += self._rest.param_groups
+
+    @property
+    def momentum(self) -> float:
+        """The momentum of this step."""
+        if self._start is None or self.tokens >= self._warmup_tokens:
+            return self._momentum
+        done = self.tokens / self._warmup_tokens
+        return (1.0 - done) * self._start + done * self._momentum
 
     def see_whole(self, wholes: Mapping[nn.Parameter, WholeMatrices]) -> None:
         """Hear which parameters are parts of matrices: no part is orthogonal by itself."""
@@ -125,9 +139,9 @@ class Muon(torch.optim.Optimizer):
         assert gradient is not None, "the caller asked"
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
-        mean = state["momentum"].lerp_(gradient, 1.0 - self._momentum)
+        mean = state["momentum"].lerp_(gradient, 1.0 - self.momentum)
         if self._nesterov:
-            mean = gradient.lerp(mean, self._momentum)
+            mean = gradient.lerp(mean, self.momentum)
         place = self._wholes.get(parameter)
         whole = mean if place is None else place.gather(mean)
         factor = update_factor(self._scale, *whole.shape[-2:])

@@ -29,6 +29,7 @@ from components.model.decoder import Decoder
 from components.model.routing import RoutingTally
 from components.optim.ademamix import AdEMAMix
 from components.optim.loss_scale import LossScale
+from components.optim.muon import Muon
 from components.train.batches import StepBatches
 from components.train.read_ahead import ReadAhead
 from components.train.step_metrics import ReducedMetrics, StepRecord, reduce_step_metrics
@@ -199,6 +200,8 @@ class Pretraining(LightningModule):
             self.engine.optimizer.tokens = self.recipe.clock.tokens_after(
                 self.progress.step + 1
             )
+        if isinstance(self.engine.optimizer, Muon):
+            self.engine.optimizer.tokens = tokens
         lr = float(optimizer["lr"] * self._schedule(tokens) * self.guard.lr_factor(tokens))
         clips = tokens >= optimizer["clip_after_tokens"]
         limit = float(optimizer["clip_norm"]) if clips else math.inf

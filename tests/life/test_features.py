@@ -39,6 +39,18 @@ def test_experts_are_trained_with_their_auxiliary_loss(home: Path, program: Prog
     assert taken[-1]["loss"] < taken[0]["loss"]
 
 
+def test_from_zero_maps_a_miniature_learns_with_muon_and_tells_its_z_loss(
+    home: Path, program: Program
+) -> None:
+    run = home / "nanochat"
+    words = ("model.z_loss=1e-4", "parallelism.compile=none")
+    program(*tiny("nanochat_d20", *words, f"run={run}"))
+    taken = steps(run)
+    assert taken[0]["loss"] == pytest.approx(math.log(768), rel=1e-5)  # its head is all zeros
+    assert taken[0]["auxiliary_loss"] == pytest.approx(1e-4 * math.log(768) ** 2, rel=1e-5)
+    assert taken[-1]["loss"] < taken[0]["loss"] - 0.3
+
+
 def test_a_miniature_warms_up_stays_and_decays(home: Path, program: Program) -> None:
     run, words = (
         home / "wsd",

@@ -16,6 +16,10 @@ WORDS = (
     "checkpoint.every_tokens=1_536",
     "evaluation.every_tokens=3_072",
     "optimizer=muon",
+    "optimizer.momentum_start=0.5",
+    "optimizer.momentum_warmup_tokens=2_560",
+    "model.z_loss=1e-3",
+    "model.initialization.cutoff=2.0",
     "cluster.ranks=2",
     "parallelism.zero=1",
 )
@@ -40,6 +44,7 @@ def test_two_ranks_go_on_in_the_same_bits_and_one_process_nearly(
     expected, steps = saved(last(run)), entries(run, "step")
     assert len(steps) == 6
     assert steps[-1]["loss"] < steps[0]["loss"]
+    assert all(0.02 < one["auxiliary_loss"] < 0.1 for one in steps)  # 1e-3 x log(768)^2
     query = "optimizer.state.layers.0.attention.query.weight."
     assert {name for name in expected if name.startswith(query)} >= {f"{query}momentum"}
     assert not any(name.startswith(f"{query}exp_avg") for name in expected)

@@ -6,7 +6,7 @@ recipe's sizes, first weights and rates.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ NOTES = (
 NO_TOKENIZER = "put the run's tokenizer.json into the folder tokenizer: the recipe names none"
 SCHEDULES = {"Cosine": "cosine", "WarmupStableDecay": "wsd"}
 AS_IS = "a model with what torchtitan's Llama 3 lacks can only be trained here"
+ONE_STD = "all begin with one deviation"
 Sections = dict[str, dict[str, Any]]
 
 
@@ -63,10 +64,9 @@ def _unsaid_model(m: Features) -> Iterator[UnsaidKey]:
     for need in Llama.needs:
         if not need.is_met(m):
             yield UnsaidKey(f"model.{need.key}", need.has.format(norm=m.norm), AS_IS)
-    scaling, first = m.positions.scaling, "initialization.padding_row"
+    scaling = m.positions.scaling
     scaled = scaling is None or scaling.kind == "Llama3Scaling"
     heads = m.attention.num_heads * m.attention.head_dim
-    row = m.initialization.get("padding_row")
     for key, holds, problem, remedy in (
         ("positions.scaling", scaled, "it slows rotations as Llama 3 does", AS_IS),
         ("attention.bias", not m.attention.bias, "its maps have none", AS_IS),
@@ -74,7 +74,6 @@ def _unsaid_model(m: Features) -> Iterator[UnsaidKey]:
         ("mlp.activation", m.mlp.activation == "silu", "it has silu", AS_IS),
         ("tied_embeddings", not m.tied_embeddings, "it ties nothing", _set("tied_embeddings")),
         ("attention.head_dim", heads == m.dim, "its heads divide the width", _set("head_dim")),
-        (first, row is None, "no row begins at 0", _set(first, "null")),
         ("dropout", not m.dropout, "it has none", _set("dropout", "0.0")),
         (
             "attention.dropout",
@@ -85,6 +84,21 @@ def _unsaid_model(m: Features) -> Iterator[UnsaidKey]:
     ):
         if not holds:
             yield UnsaidKey(f"model.{key}", problem, remedy)
+    yield from _unsaid_first_weights(m.initialization)
+
+
+def _unsaid_first_weights(first: Mapping[str, Any]) -> Iterator[UnsaidKey]:
+    """List what `init_weights` of the module does not draw."""
+    for key, refused, problem, value in (
+        ("padding_row", first.get("padding_row") is not None, "no row begins at 0", "null"),
+        ("embedding_std", first.get("embedding_std") is not None, ONE_STD, "null"),
+        ("head_std", first.get("head_std") is not None, ONE_STD, "null"),
+        ("std", first["std"] == "fan_in", ONE_STD, "0.02"),
+        ("residual", first["residual"] == "zero", "no map begins at 0", "plain"),
+    ):
+        if refused:
+            where = f"initialization.{key}"
+            yield UnsaidKey(f"model.{where}", problem, _set(where, value))
 
 
 def _set(key: str, value: str = "") -> str:

@@ -139,6 +139,33 @@ def test_a_models_cutoff_is_in_the_deviations_of_each_map(
             assert 0.9 * bound < parameter.abs().max().item() <= bound * (1 + 1e-6), name
 
 
+def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for(
+    small_decoder: Callable[..., Decoder],
+) -> None:
+    mlp = partial(MLP, ffn_dim=1_024, activation="relu_squared", gated=False, bias=False)
+    model = small_decoder(dim=240, num_layers=2, num_heads=24, mlp=mlp)
+    model.initialization = Normal(
+        std="fan_in", residual="zero", padding_row=None, embedding_std=1.0, head_std=0.0
+    )
+    draw_weights(model, seed=5)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            continue
+        if name.startswith("head") or name.endswith(("output.weight", "down.weight")):
+            assert not parameter.any(), name
+            continue
+        outputs, inputs = parameter.shape  # nanochat/gpt.py, _init_weights
+        std = 1.0 / inputs**0.5 * min(1.0, (outputs / inputs) ** 0.5)
+        std = 1.0 if name == "embedding.weight" else std
+        error = std / parameter.numel() ** 0.5
+        assert parameter.std().item() == pytest.approx(std, abs=5 * error), name
+    model.initialization = Normal(std="fan_in", residual="plain", padding_row=None)
+    draw_weights(model, seed=5)
+    down = model.get_parameter("layers.0.mlp.down.weight")
+    narrower = (240 / 1_024) ** 0.5 / 1_024**0.5
+    assert down.std().item() == pytest.approx(narrower, rel=0.01)
+
+
 def test_biases_start_at_zero() -> None:
     class Model(torch.nn.Module):
         num_layers = 1

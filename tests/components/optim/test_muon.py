@@ -217,3 +217,20 @@ def test_one_rate_reaches_all_groups() -> None:
         group["lr"] = 0.0
     step(optimizer, {one: random(4, 4, seed=1) for one in parameters.values()})
     assert all(torch.equal(one, random(4, 4)) for one in parameters.values())
+
+
+def test_the_momentum_grows_over_its_tokens_as_in_nanochat() -> None:
+    weight = nn.Parameter(random(8, 16, dtype=torch.float64))
+    optimizer = muon(
+        {NAME: weight}, momentum_start=0.85, momentum_warmup_tokens=300 * 1_024, lr=1e-9
+    )
+    buffer = torch.zeros_like(weight)
+    for number in (0, 1, 150, 299, 300, 301):
+        share = min(number / 300, 1)  # scripts/base_train.py, get_muon_momentum
+        momentum = (1 - share) * 0.85 + share * 0.95
+        gradient = random(8, 16, seed=number, dtype=torch.float64)
+        optimizer.tokens = number * 1_024
+        assert optimizer.momentum == pytest.approx(momentum, rel=1e-15)
+        step(optimizer, {weight: gradient})
+        buffer.lerp_(gradient, 1 - momentum)
+        torch.testing.assert_close(optimizer.state[weight]["momentum"], buffer)
