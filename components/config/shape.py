@@ -5,13 +5,13 @@ counted too. A build on ``meta`` must agree to the last digit; the tests compare
 """
 
 from collections.abc import Callable, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from components.attention_windows import Window, window_of
+from components.attention_windows import Window, causal_keys, visible_keys
 from components.config.schema.types import Count
 from components.errors import RecipeError
 from components.ranges import Heads, Layers
@@ -163,17 +163,6 @@ class PositionsShape(_Part):
         return num_layers - (num_layers // self.skip_every if self.skip_every else 0)
 
 
-@cache
-def _visible_keys(windows: tuple[Window, ...], layers: int, length: int) -> tuple[int, ...]:
-    return tuple(min(window_of(windows, n) or length, length) for n in range(layers))
-
-
-@cache
-def _causal_keys(windows: tuple[Window, ...], layers: int, length: int) -> float:
-    seen = _visible_keys(windows, layers, length)
-    return sum(keys - keys * keys / (2 * length) for keys in seen)
-
-
 class ModelShape(_Part):
     """A decoder with two norms a layer and a final one; an absent key is an absent feature.
 
@@ -215,15 +204,11 @@ class ModelShape(_Part):
 
     def visible_keys(self, sequence_length: int) -> tuple[int, ...]:
         """List how many keys a query of each layer sees at most: its window, or all."""
-        return _visible_keys(self.attention.windows, self.num_layers, sequence_length)
+        return visible_keys(self.attention.windows, self.num_layers, sequence_length)
 
     def causal_keys(self, sequence_length: int) -> float:
-        """Count the keys that a query sees in all layers together, in the mean over queries.
-
-        Of s tokens all see w keys but the first w, which see half as many: w - w^2 / 2 s. Where
-        w is s it is the usual half.
-        """
-        return _causal_keys(self.attention.windows, self.num_layers, sequence_length)
+        """Count the keys that a query sees in all layers together, in the mean over queries."""
+        return causal_keys(self.attention.windows, self.num_layers, sequence_length)
 
     @property
     def vocabulary_matrices(self) -> int:
