@@ -8,7 +8,7 @@
 #SBATCH --signal=B:USR1@360
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --array=1-35%1
+#SBATCH --array=1-38%1
 #SBATCH --output=/path/to/kochbuch/runs/smollm3_3b-full/jobs/%A_%a.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
