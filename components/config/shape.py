@@ -106,6 +106,12 @@ class AttentionShape(_Part):
         return self.qk_norm is not None and self.qk_norm_over == "each_head"
 
 
+class MTPShape(_Part):
+    """Blocks after the last layer that predict further tokens."""
+
+    depth: Layers
+
+
 TRAINED_SCALARS = {"xielu": 2}
 
 
@@ -194,6 +200,7 @@ class ModelShape(_Part):
     dense_mlp: MLPShape | None = None
     num_dense_layers: Layers = 1
     logit_cap: float | None = None
+    mtp: MTPShape | None = None
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False
@@ -262,6 +269,26 @@ class ModelShape(_Part):
             + 2 * self.norm.parameters(self.dim)
         )
 
+    @property
+    def mtp_depth(self) -> int:
+        """Blocks that predict further tokens, 0 where there are none."""
+        return 0 if self.mtp is None else self.mtp.depth
+
+    @property
+    def mtp_whole_parameters(self) -> int:
+        """What one of them has beside its layer: the map of two vectors to one, three norms."""
+        return 2 * self.dim**2 + 3 * self.norm.parameters(self.dim)
+
+    @property
+    def mtp_parameters(self) -> int:
+        """Parameters of all of them, which `total_parameters` leaves out, as publishers do."""
+        return self.mtp_depth * (self.layer_parameters + self.mtp_whole_parameters)
+
+    @property
+    def shares_ends(self) -> bool:
+        """Whether the last stage of a pipeline has the embedding, too."""
+        return self.tied_embeddings or self.mtp is not None
+
     @cached_property
     def whole_parameters(self) -> int:
         """Parameters of one layer that each tensor rank holds whole."""
@@ -324,6 +351,20 @@ def check_shape(shape: ModelShape) -> None:
         raise RecipeError("model.mlp.top_k", problem, f"give a number from 1 to {experts}")
     _check_groups(shape.mlp)
     _check_leading(shape)
+    _check_mtp(shape)
+
+
+def _check_mtp(shape: ModelShape) -> None:
+    """Refuse to embed further tokens where an embedding is more than a row a token."""
+    if shape.mtp is None:
+        return
+    for key, there in (
+        ("positions.num_positions", shape.positions.num_positions),
+        ("embedding_norm", shape.embedding_norm),
+    ):
+        if there is not None:
+            problem = f"embeddings of further tokens go without model.{key}"
+            raise RecipeError("model.mtp", problem, f"set model.mtp=null, or another {key}")
 
 
 def _check_leading(shape: ModelShape) -> None:

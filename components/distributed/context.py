@@ -20,6 +20,7 @@ from components.distributed.collectives import gather_rows
 from components.model import attention_kernels
 from components.model.attention import AttentionCore, ForwardScope, QueryBlock
 from components.model.decoder import Decoder, Layer
+from components.model.mtp import all_layers
 
 
 def split_sequence(decoder: Decoder, mesh: DeviceMesh) -> None:
@@ -33,7 +34,7 @@ def split_sequence(decoder: Decoder, mesh: DeviceMesh) -> None:
         return
     decoder.places = SequencePart.here(mesh).places
     decoder.sequence_parts = mesh.size()
-    for layer in cast("list[Layer]", list(decoder.layers.values())):
+    for layer in cast("list[Layer]", list(all_layers(decoder).values())):
         layer.attention.core = ContextCore(layer.attention.core, mesh)
 
 
