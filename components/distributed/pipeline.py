@@ -219,7 +219,8 @@ class Pipeline:
             gives = (_expected((), self._wide),) if last else self._between
             place = index, count, self._device
             lean = LeanStage(stage, *place, given, gives, group=self._group)
-            lean.splits_backward = self._splits_backward
+            # What further tokens embed comes of no input: torch would free its graph too early.
+            lean.splits_backward = self._splits_backward and stage.decoder.mtp is None
             lean.on_weight_gradients = partial(self._take, stage.decoder)
             stages.append(lean)
         kind = SCHEDULES[self._schedule]
