@@ -32,6 +32,7 @@ def check_rules(recipe: "Recipe") -> None:
     """Raise a RecipeError for the first rule between fields that is broken."""
     check_shape(recipe.shape)
     check_model(recipe.model)
+    _check_further(recipe.shape.mtp_depth, recipe.budget.sequence_length)
     check_schedule(recipe.schedule)
     pieces, rows = recipe.tokenizer["vocab_size"], recipe.shape.vocab_size
     if pieces > rows:
@@ -47,6 +48,12 @@ def check_rules(recipe: "Recipe") -> None:
     engine.check_watchdog(recipe)
     engine.check_guard(recipe)
     engine.check_profiler(recipe)
+
+
+def _check_further(depth: int, length: int) -> None:
+    if depth >= length:
+        problem = f"{depth}, but sequences of {length} tokens have no target so far"
+        raise RecipeError("model.mtp.depth", problem, f"give at most {length - 1}: depth=1")
 
 
 def _check_budget(recipe: "Recipe") -> None:
