@@ -199,7 +199,7 @@ def _split_norm(attention: Attention, name: str, split: _Split, *, dim: int) -> 
 
 
 def _check(decoder: Decoder, ranks: int) -> None:
-    for layer in cast("list[Layer]", list(all_layers(decoder).values())):
+    for layer in all_layers(decoder).values():
         if not isinstance(layer.mlp, MLP):
             problem = f"{ranks}, but experts are not split over this axis yet"
             raise RecipeError("parallelism.tensor", problem, "set parallelism.tensor=1")

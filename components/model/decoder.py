@@ -234,7 +234,7 @@ class Decoder(nn.Module):
         """Make what the layers share, and let one of each window prepare its own."""
         length = len(placement.places) * self.sequence_parts
         scope = ForwardScope(placement=placement, documents=documents, mask=mask, length=length)
-        layers = cast("list[Layer]", list(all_layers(self).values()))
+        layers = all_layers(self).values()
         for window, layer in {one.attention.window: one for one in layers}.items():
             layer.attention.prepare(hidden, scope.within(window))
         return scope

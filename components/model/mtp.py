@@ -11,7 +11,7 @@ of the same map. As in Megatron-LM a depth begins from states after the norm bef
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -78,8 +78,8 @@ class MultiTokenPrediction(nn.ModuleDict):
         self.loss_weight = loss_weight
 
 
-def all_layers(model: nn.Module) -> dict[str, nn.Module]:
+def all_layers(model: nn.Module) -> dict[str, Any]:
     """Map numbers to the layers of a model or a stage, those of depths after the others."""
-    layers: dict[str, nn.Module] = dict(cast("nn.ModuleDict", model.layers).items())
+    layers = dict(cast("nn.ModuleDict", model.layers).items())
     depths = getattr(model, "mtp", None) or {}
     return layers | {number: one.layer for number, one in depths.items()}

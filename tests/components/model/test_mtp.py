@@ -1,6 +1,6 @@
 """Further tokens, beside a plain computation of the report's formula, position by position."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import pytest
@@ -28,6 +28,7 @@ PARTS = Parts(num_heads=HEADS, num_kv_heads=HEADS, mtp=MTP)
 KEY = "model.mtp={_target_: components.model.mtp.MultiTokenPrediction, _partial_: true, depth: "
 MASKED = ("data.goldfish={one_in: 4, window_tokens: 3}", "data.loss_after_eod=false")
 DOCUMENTS = "data.document_mask=true"
+PACKED = "data.packing=best_fit"
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ def turned(x: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
 
 
-def block(x: Tensor, weights: dict[str, Tensor], seen: Tensor) -> Tensor:
+def block(x: Tensor, weights: Mapping[str, Tensor], seen: Tensor) -> Tensor:
     """Compute Llama's layer densely; ``seen`` are the pairs that attention may use."""
     given = normed(x, weights["attention_norm.weight"])
     query, key, value = (
@@ -97,7 +98,9 @@ def states_of(decoder: Decoder, rows: Tensor, documents: Tensor | None) -> Itera
 def expected_losses(decoder: Decoder, batch: Tensor, words: tuple[str, ...]) -> list[Tensor]:
     """Average each depth over all of a batch's targets that count for it."""
     masked = MASKED[0] in words
-    mask = LossMask(one_in=4 * masked, window_tokens=3, after_eod=not masked, eod_id=EOD)
+    of_goldfish = {"one_in": 4 * masked, "window_tokens": 3}
+    padded = PACKED in words
+    mask = LossMask(**of_goldfish, after_eod=not masked, eod_id=EOD, padded=padded)
     head = decoder.embedding if decoder.head is None else decoder.head
     assert head is not None
     terms: list[list[Tensor]] = [[], [], []]
@@ -115,7 +118,11 @@ def expected_losses(decoder: Decoder, batch: Tensor, words: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("words", [(), (*MASKED, DOCUMENTS)], ids=["all targets", "masked"])
+@pytest.mark.parametrize(
+    "words",
+    [(), (*MASKED, DOCUMENTS), (PACKED, DOCUMENTS)],
+    ids=["all targets", "masked", "packed"],
+)
 def test_losses_and_gradients_are_those_of_the_formula(
     words: tuple[str, ...], tied: bool
 ) -> None:
@@ -125,6 +132,7 @@ def test_losses_and_gradients_are_those_of_the_formula(
     decoder = randomized(PARTS._replace(tied=tied))
     batch = torch.randint(0, 60, (3, 2, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     batch[0, :, ::4] = EOD
+    batch[1, :, -5:] = EOD  # padding, where rows are packed
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     degrees, device = recipe.parallelism, torch.device("cpu")
     mesh = build_mesh("cpu", degrees_of(degrees), degrees.rank_order, expert_aware=True)
@@ -139,9 +147,10 @@ def test_losses_and_gradients_are_those_of_the_formula(
     dist.destroy_process_group()
     found = {name: gradient_of(one).clone() for name, one in decoder.named_parameters()}
     decoder.zero_grad()
-    main, *further = expected_losses(decoder, batch, words)
-    torch.testing.assert_close(figures[[0, 4]], torch.stack([main, sum(further) / 2]).detach())
-    torch.autograd.backward(main + WEIGHT * sum(further) / 2)
+    main, *depths = expected_losses(decoder, batch, words)
+    further = torch.stack(depths).mean()
+    torch.testing.assert_close(figures[[0, 4]], torch.stack([main, further]).detach())
+    torch.autograd.backward(main + WEIGHT * further)
     for name, one in decoder.named_parameters():
         torch.testing.assert_close(found[name], gradient_of(one), msg=name)
 
