@@ -106,6 +106,12 @@ class AttentionShape(_Part):
         return self.qk_norm is not None and self.qk_norm_over == "each_head"
 
 
+class MTPShape(_Part):
+    """Blocks after the last layer that predict further tokens."""
+
+    depth: Layers
+
+
 TRAINED_SCALARS = {"xielu": 2}
 
 
@@ -183,6 +189,7 @@ class ModelShape(_Part):
     dense_mlp: MLPShape | None = None
     num_dense_layers: Layers = 1
     logit_cap: float | None = None
+    mtp: MTPShape | None = None
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False
@@ -247,6 +254,26 @@ class ModelShape(_Part):
             + 2 * self.norm.parameters(self.dim)
         )
 
+    @property
+    def mtp_depth(self) -> int:
+        """Blocks that predict further tokens, 0 where there are none."""
+        return 0 if self.mtp is None else self.mtp.depth
+
+    @property
+    def mtp_whole_parameters(self) -> int:
+        """What one of them has beside its layer: the map of two vectors to one, three norms."""
+        return 2 * self.dim**2 + 3 * self.norm.parameters(self.dim)
+
+    @property
+    def mtp_parameters(self) -> int:
+        """Parameters of all of them, which `total_parameters` leaves out, as publishers do."""
+        return self.mtp_depth * (self.layer_parameters + self.mtp_whole_parameters)
+
+    @property
+    def shares_ends(self) -> bool:
+        """Whether the last stage of a pipeline has the embedding, too."""
+        return self.tied_embeddings or self.mtp is not None
+
     @cached_property
     def whole_parameters(self) -> int:
         """Parameters of one layer that each tensor rank holds whole."""
@@ -289,72 +316,6 @@ class ModelShape(_Part):
 def divisors(number: int) -> list[int]:
     """List the divisors of ``number``."""
     return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def check_shape(shape: ModelShape) -> None:
-    """Raise a RecipeError for heads, vocabulary or experts that contradict each other."""
-    heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
-    if heads % groups:
-        legal = ", ".join(map(str, divisors(heads)))
-        problem = f"{groups} does not divide num_heads {heads}"
-        raise RecipeError("model.attention.num_kv_heads", problem, f"values that do: {legal}")
-    _check_latent(shape.attention)
-    if shape.padded_vocab_size < shape.vocab_size:
-        problem = f"{shape.padded_vocab_size:,} is below vocab_size {shape.vocab_size:,}"
-        remedy = f"give at least {shape.vocab_size:,}"
-        raise RecipeError("model.padded_vocab_size", problem, remedy)
-    experts, top_k = shape.mlp.num_experts, shape.mlp.top_k
-    if experts is not None and (top_k is None or top_k > experts):
-        problem = f"a token cannot go to {top_k} of {experts} experts"
-        raise RecipeError("model.mlp.top_k", problem, f"give a number from 1 to {experts}")
-    _check_groups(shape.mlp)
-    _check_leading(shape)
-
-
-def _check_leading(shape: ModelShape) -> None:
-    """Refuse dense layers at the begin of a model that has none with experts after them."""
-    if shape.dense_mlp is None:
-        return
-    if shape.mlp.num_experts is None:
-        problem = "first layers without experts, but the others have none either"
-        raise RecipeError("model.dense_mlp", problem, "set model.dense_mlp=null")
-    if shape.leading_layers >= shape.num_layers:
-        problem = f"{shape.leading_layers} of {shape.num_layers} layers leave none with experts"
-        remedy = f"give at most {shape.num_layers - 1}, or set model.dense_mlp=null"
-        raise RecipeError("model.num_dense_layers", problem, remedy)
-
-
-def _check_latent(attention: AttentionShape) -> None:
-    """Refuse latent attention whose heads share keys, rotate whole or have wider values."""
-    if attention.key_value_rank is None:
-        return
-    heads, width = attention.num_heads, attention.head_dim
-    if attention.num_kv_heads != heads:
-        problem = f"{attention.num_kv_heads}, but each of {heads} heads has keys of its own"
-        raise RecipeError("model.attention.num_kv_heads", problem, f"set {heads}")
-    if attention.rotary_dim >= width:
-        problem = f"{attention.rotary_dim} leaves nothing of head_dim {width} that stays"
-        raise RecipeError("model.attention.rotary_dim", problem, f"give less than {width}")
-    if attention.values > width:
-        problem = f"{attention.values} is more than head_dim {width}"
-        raise RecipeError("model.attention.value_dim", problem, f"give {width} or less")
-
-
-def _check_groups(mlp: MLPShape) -> None:
-    """Refuse groups that are none, or too small to have a token's experts."""
-    experts, groups, top = mlp.num_experts or 0, mlp.num_groups, mlp.top_groups
-    if groups == top == 1:
-        return
-    sizes = [n for n in divisors(experts) if experts >= 2 * n]
-    if groups not in sizes:
-        problem = f"{experts} experts cannot be in {groups} equal groups of two or more"
-        remedy = f"values that do: {', '.join(map(str, sizes)) or 1}"
-        raise RecipeError("model.mlp.num_groups", problem, remedy)
-    least = -(-(mlp.top_k or 1) * groups // experts)
-    if not least <= top <= groups:
-        problem = f"{top} of {groups} groups cannot give a token its {mlp.top_k} experts"
-        remedy = f"give a number from {least} to {groups}"
-        raise RecipeError("model.mlp.top_groups", problem, remedy)
 
 
 Balance = Literal["layers", "layers_and_ends"]

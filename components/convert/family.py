@@ -133,6 +133,10 @@ class HFFamily(ABC):
     def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
         """Return the other keys: what training or a cache reads."""
 
+    def leaves_out(self, features: Features, name: str) -> bool:
+        """Whether a folder's tensor is none of the model that the recipe has."""
+        return bool(self.no_weights.search(name))
+
     @abstractmethod
     def links(self, features: Features) -> Iterator[TensorLink]:
         """List all tensors of the class, with ours."""

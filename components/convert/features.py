@@ -15,7 +15,7 @@ from components.errors import RecipeError
 
 _TRAINING = frozenset({
     *("init_from", "std", "residual", "padding_row", "layer_scaling", "backends"),
-    *("auxiliary_scope", "z_loss", "path"),
+    *("auxiliary_scope", "z_loss", "path", "loss_weight"),
 })
 
 
@@ -115,6 +115,7 @@ _PARTS: Mapping[str, type[BaseModel]] = {
     "attention": AttentionFeatures,
     "mlp": MLPFeatures,
     "dense_mlp": MLPFeatures,
+    "mtp": shape.MTPShape,
 }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from components.convert.features import Features
 
+FURTHER = "mtp."  # begins our names of what predicts further tokens
 _NAMED = 6  # names in one message; the rest are counted
 Turn = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
@@ -21,13 +22,17 @@ def _transposed(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 class TensorLink(NamedTuple):
-    """Tensors of ours and of theirs that hold the same numbers; most links only rename."""
+    """Tensors of ours and of theirs that hold the same numbers; most links only rename.
+
+    One that ``is_copy`` is written beside another link of the same tensors, and not read.
+    """
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
     to_theirs: Turn = tuple
     to_ours: Turn = tuple
     is_vocabulary: bool = False
+    is_copy: bool = False
 
 
 def same(ours: str, theirs: str) -> TensorLink:

@@ -193,19 +193,22 @@ class Llama(HFFamily):
         has_weight = features.norm.weight
         yield vocabulary("embedding.weight", "model.embed_tokens.weight")
         for layer in range(features.num_layers):
-            ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-            if has_weight:
-                yield same(f"{ours}.attention_norm.weight", f"{theirs}.{self.norms[0]}.weight")
-            attention = f"{ours}.attention", f"{theirs}.self_attn"
-            yield from self.attention_links(features, *attention)
-            if has_weight:
-                norm = f"{theirs}.{self.norms[1]}.weight"
-                yield same(f"{ours}.mlp_norm.weight", norm)
-            yield from self.layer_links(features, layer, f"{ours}.mlp", f"{theirs}.mlp")
+            yield from self.block_links(features, layer, f"layers.{layer}")
         if has_weight:
             yield same("final_norm.weight", "model.norm.weight")
         if not features.tied_embeddings:
             yield vocabulary("head.weight", "lm_head.weight")
+
+    def block_links(self, features: Features, layer: int, ours: str) -> Iterator[TensorLink]:
+        """Link one layer, with the class's of this number."""
+        theirs = f"model.layers.{layer}"
+        if features.norm.weight:
+            yield same(f"{ours}.attention_norm.weight", f"{theirs}.{self.norms[0]}.weight")
+        attention = f"{ours}.attention", f"{theirs}.self_attn"
+        yield from self.attention_links(features, *attention)
+        if features.norm.weight:
+            yield same(f"{ours}.mlp_norm.weight", f"{theirs}.{self.norms[1]}.weight")
+        yield from self.layer_links(features, layer, f"{ours}.mlp", f"{theirs}.mlp")
 
     def attention_links(
         self, features: Features, ours: str, theirs: str

@@ -52,14 +52,20 @@ def take_tally(
     return tally if carried is None else tally.after(carried)
 
 
-def figures_of(decoder: Decoder, tally: RoutingTally | None, loss: Tensor) -> Tensor:
-    """Return loss, auxiliary loss, the fullest expert's load over the mean, pairs left out."""
+def figures_of(
+    decoder: Decoder, tally: RoutingTally | None, loss: Tensor, further: Tensor | None = None
+) -> Tensor:
+    """Return loss, auxiliary loss, the fullest expert's load over the mean, pairs left out.
+
+    The fifth is the loss of ``further`` tokens, 0 where none are predicted.
+    """
+    zero = torch.zeros_like(loss)
+    further = zero if further is None else further
     if tally is None:
-        zero = torch.zeros_like(loss)
-        return torch.stack([loss, zero, zero + 1, zero])
+        return torch.stack([loss, zero, zero + 1, zero, further])
     auxiliary = expert_layers(decoder)[0].penalty(tally)
     rest = auxiliary, tally.largest_over_mean, tally.pooled.beyond
-    return torch.stack([loss, *(each.to(loss) for each in rest)])
+    return torch.stack([loss, *(each.to(loss) for each in rest), further])
 
 
 Dispatch = Literal["all_gather", "all_to_all"]

@@ -5,7 +5,8 @@ where a pipeline stage holds only some of the layers; what a Hugging Face Llama 
 `components/convert/llama.py`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -20,6 +21,12 @@ from components.model.initialization import Normal
 from components.model.kept import passing_on
 from components.model.loss import Head, Readout
 from components.model.masks import CausalMask
+from components.model.mtp import (
+    FurtherTokens,
+    MultiTokenPrediction,
+    PredictionDepth,
+    all_layers,
+)
 from components.model.positions import Placement, Positions
 from components.model.products import product_dtype
 from components.ranges import BelowOne, Layers, Positive
@@ -76,8 +83,9 @@ class Decoder(nn.Module):
 
     Under autocast the residual stream has the products' precision, as in Megatron.
 
-    ``embedding``, ``embedding_norm``, ``final_norm``, ``head`` and any of the ``layers`` may be
-    taken away (set to ``None``, deleted by their key) to make a pipeline stage of the rest;
+    ``embedding``, ``embedding_norm``, ``final_norm``, ``head``, ``mtp`` and any of the
+    ``layers`` may be taken away (set to ``None``, deleted by their key) to make a stage of the
+    pipeline of the rest;
     ``positions`` too where they have parameters, which belong to the embedding. A tied last
     stage keeps the embedding, whose rows are its head.
 
@@ -88,7 +96,8 @@ class Decoder(nn.Module):
     ``init_from`` names the folder of weights that a run begins with, or is ``none``. Where a
     recipe says no ``norm_placement``, layers norm what their branches are fed. With a
     ``dense_mlp`` the first ``num_dense_layers`` have it in place of the ``mlp``; with a
-    ``logit_cap`` logits are that many times the hyperbolic tangent of their part of it.
+    ``logit_cap`` logits are that many times the hyperbolic tangent of their part of it; with
+    ``mtp`` the last stage has depths that predict further tokens, and keeps the embedding.
 
     Raises:
         RecipeError: fewer rows than tokens, no layer, a padding row that does not exist, or
@@ -100,6 +109,7 @@ class Decoder(nn.Module):
     positions: Positions | None
     final_norm: nn.Module | None
     head: Head | None
+    mtp: MultiTokenPrediction | None
     places: Callable[[int, torch.device], Tensor]
 
     def __init__(
@@ -122,6 +132,7 @@ class Decoder(nn.Module):
         dense_mlp: Callable[..., nn.Module] | None = None,
         num_dense_layers: Layers = 1,
         logit_cap: Positive | None = None,
+        mtp: Callable[..., MultiTokenPrediction] | None = None,
     ) -> None:
         super().__init__()
         _check_sizes(num_layers, vocab_size, padded_vocab_size, initialization.padding_row)
@@ -134,17 +145,17 @@ class Decoder(nn.Module):
         self.dropout = nn.Dropout(dropout)
         kind = LAYERS[norm_placement]
         leading = num_dense_layers if dense_mlp is not None else 0
+        layer = partial(kind, dim=dim, attention=attention, norm=norm, dropout=dropout)
         layers = [
-            kind(dim=dim, attention=attention, mlp=inner or mlp, norm=norm, dropout=dropout)
+            layer(mlp=inner or mlp)
             for inner in [dense_mlp] * leading + [None] * (num_layers - leading)
         ]
         heads = layers[0].attention
         turned = {"num_heads": heads.num_heads, "head_dim": heads.turned_dim}
         self.positions = positions(dim=dim, **turned)
-        for index, layer in enumerate(layers):
-            layer.attention.turns = self.positions.turns(index)
-            layer.attention.window = window_of(heads.windows, index)
-        self.layers = nn.ModuleDict({str(index): layer for index, layer in enumerate(layers)})
+        for index, one in enumerate(layers):
+            self._numbered(one, index)
+        self.layers = nn.ModuleDict({str(index): one for index, one in enumerate(layers)})
         self.final_norm = norm(dim=dim)
         # Tied, the embedding's weight is used, not shared: a shared parameter parts from its
         # twin in `to_empty`.
@@ -152,6 +163,11 @@ class Decoder(nn.Module):
             None if tied_embeddings else Head(dim=dim, rows=padded_vocab_size, cap=logit_cap)
         )
         self.readout = Readout(cap=logit_cap)  # of the embedding's rows, where tied
+        self.mtp = None
+        if mtp is not None:
+            last = num_layers - 1
+            more = {"norm": norm, "layer": lambda: self._numbered(layer(mlp=mlp), last)}
+            self.mtp = mtp(dim=dim, num_layers=num_layers, **more)
         self.sequence_slices = 1
         self.sequence_parts = 1
         # The first token at 0, each of the others one further.
@@ -165,10 +181,12 @@ class Decoder(nn.Module):
         mask: CausalMask | None = None,
         targets: Int[Tensor, "batch seq"] | None = None,
         counted: Bool[Tensor, "batch seq"] | None = None,
+        further: Sequence[FurtherTokens] = (),
     ) -> Tensor:
         """Return logits, (batch, seq, padded_vocab); of ``targets`` the loss, in nats a token.
 
-        Targets that are not ``counted`` add 0 to its sum, which is divided by all.
+        Targets that are not ``counted`` add 0 to its sum, which is divided by all. Given
+        ``further`` tokens for each depth of ``mtp``, losses of all depths follow, (1 + depth).
         ``inputs`` are tokens, or hidden states from the stage before. Where the final norm is
         absent, the result are hidden states for the stage after, (batch, seq, dim).
         """
@@ -181,6 +199,26 @@ class Decoder(nn.Module):
         if self.final_norm is None:
             return hidden
         hidden = self.final_norm(hidden)
+        loss = self._read(hidden, targets, counted)
+        if not further:
+            return loss
+        assert self.mtp is not None, "further tokens were given to a model without depths"
+        losses, depths = [loss], cast("Iterable[PredictionDepth]", self.mtp.values())
+        for depth, one in zip(depths, further, strict=True):
+            within = scope.within(depth.layer.attention.window)
+            hidden = depth(hidden, self._embed(one.tokens, placement), within)
+            losses.append(self._read(hidden, one.targets, one.counted))
+        return torch.stack(losses)
+
+    def _numbered(self, layer: Layer, index: int) -> Layer:
+        """Let a layer turn and look back as the one at ``index`` does."""
+        assert self.positions is not None
+        layer.attention.turns = self.positions.turns(index)
+        layer.attention.window = window_of(layer.attention.windows, index)
+        return layer
+
+    def _read(self, hidden: Tensor, targets: Tensor | None, counted: Tensor | None) -> Tensor:
+        """Compare states with the vocabulary's rows."""
         if self.head is not None:
             return cast("Tensor", self.head(hidden, targets, counted))
         assert self.embedding is not None, "a tied last stage needs the embedding's rows"
@@ -196,7 +234,7 @@ class Decoder(nn.Module):
         """Make what the layers share, and let one of each window prepare its own."""
         length = len(placement.places) * self.sequence_parts
         scope = ForwardScope(placement=placement, documents=documents, mask=mask, length=length)
-        layers = cast("list[Layer]", list(self.layers.values()))
+        layers = all_layers(self).values()
         for window, layer in {one.attention.window: one for one in layers}.items():
             layer.attention.prepare(hidden, scope.within(window))
         return scope

@@ -9,7 +9,7 @@ store any longer; torchtitan's ``op`` keeps every second product.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 from torch.utils.checkpoint import (
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import (
 
 from components.errors import RecipeError
 from components.model.kept import Record
+from components.model.mtp import all_layers
 from components.torch_internals import operators, selective
 
 KEY = "parallelism.recompute"
@@ -59,7 +60,7 @@ def checkpoint_activations(
     """
     _check_parts(parts)
     chosen = Recomputation(parts, every)
-    for index, layer in cast("Any", model).layers.items():
+    for index, layer in all_layers(model).items():
         if (here := chosen.of_layer(index)) == "selective":
             if not compiled:
                 recompute_selectively(layer)

@@ -157,12 +157,13 @@ def by_rate(
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
     """Whether Muon updates it: a layer's ``weight`` of two or more dimensions, no router's.
 
-    Embedding, positions and head lie outside of the layers; norms and biases are vectors. A
+    Embedding, positions and head lie outside of the layers, and of those that predict further
+    tokens; norms and biases are vectors. A
     stack of experts is as many matrices. A router gives each expert a row, whose sizes mean
     something (https://arxiv.org/abs/2502.16982 and Megatron leave it to AdamW).
     """
     *owners, last = name.split(".")
-    hidden = owners[:1] == ["layers"] and owners[-1] != "router"
+    hidden = owners[0] in {"layers", "mtp"} and owners[-1] != "router"
     return hidden and last == "weight" and parameter.dim() > 1
 
 

@@ -18,6 +18,7 @@ from components.planner.products import (
     filled_fraction,
     head_product,
     mlp_products,
+    mtp_product,
     shared_products,
 )
 from components.planner.schedule import round_microbatches
@@ -273,11 +274,16 @@ def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) ->
 def head_seconds(
     job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed
 ) -> tuple[float, float]:
-    """Return the seconds of the head's product forward, and of moving its logits."""
+    """Return the seconds of the head's product forward, and of moving its logits.
+
+    Each depth that predicts further tokens has both again, and its map of two vectors.
+    """
+    depth, units = job.layout.mtp_depth, hardware.compute_units
     rate = _reached_flops(job, hardware) * speed.product_fraction
-    product = _product_seconds((head_product(job),), rate, hardware.compute_units)
+    products = (*(1 + depth) * (head_product(job),), *depth * (mtp_product(job),))
+    product = _product_seconds(products, rate, units)
     logits = job.microbatch_tokens * job.shape.padded_vocab_size / job.layout.tensor
-    moved = logits * speed.logit_bytes_moved
+    moved = (1 + depth) * logits * speed.logit_bytes_moved
     return product, moved / (hardware.memory_gigabytes_per_second * 1e9)
 
 

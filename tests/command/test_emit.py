@@ -186,11 +186,14 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
         ),
         (
             (
+                "model.mtp={_target_: components.model.mtp.MultiTokenPrediction, "
+                "_partial_: true, depth: 1, loss_weight: 0.3}",
                 *("data.goldfish={one_in: 50, window_tokens: 50}", "data.packing=best_fit"),
                 *("data.loss_after_eod=false", "schedule.planned_tokens=9_000_000_000_000"),
                 "phases={late: {from_fraction: 0.5, data: {document_mask: true}}}",
             ),
             {
+                "model.mtp": "set model.mtp=null",
                 "data.goldfish": "set data.goldfish=none",
                 "data.packing": "set data.packing=concatenate",
                 "data.loss_after_eod": "set data.loss_after_eod=true",

@@ -75,6 +75,7 @@ def _unsaid_model(m: Features) -> Iterator[UnsaidKey]:
         ("tied_embeddings", not m.tied_embeddings, "it ties nothing", _set("tied_embeddings")),
         ("attention.head_dim", heads == m.dim, "its heads divide the width", _set("head_dim")),
         (first, row is None, "no row begins at 0", _set(first, "null")),
+        ("mtp", m.mtp is None, "it predicts the next token alone", _set("mtp", "null")),
         ("dropout", not m.dropout, "it has none", _set("dropout", "0.0")),
         (
             "attention.dropout",

@@ -18,6 +18,7 @@ from components.model.decoder import Decoder
 from components.model.initialization import Normal
 from components.model.latent_attention import LatentAttention
 from components.model.mlp import MLP
+from components.model.mtp import MultiTokenPrediction
 from components.model.norms import Norm
 from components.model.positions import Positions, Rotary
 from tests.components.model.comparison import gradient_of
@@ -72,6 +73,7 @@ class Parts(NamedTuple):
     dense_mlp: Callable[..., nn.Module] | None = None
     attention: Callable[..., Attention] | None = None
     logit_cap: float | None = None
+    mtp: Callable[..., MultiTokenPrediction] | None = None
 
 
 class Difference(NamedTuple):
@@ -113,6 +115,7 @@ def build(parts: Parts) -> Decoder:
         norm_placement=parts.norm_placement,
         dense_mlp=parts.dense_mlp,
         logit_cap=parts.logit_cap,
+        mtp=parts.mtp,
     )
 
 
