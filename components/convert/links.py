@@ -56,7 +56,7 @@ def turned(ours: str, theirs: str) -> Iterator[TensorLink]:
 def one_less(ours: str, theirs: str) -> TensorLink:
     """Join a weight to one whose class adds 1 to it.
 
-    Exact to the last bit from 1/2 on, else to half a unit in the last place of 1: 3e-8 in
+    Exact to the last bit from 1/2 on, else to half a unit in the last place of 1: 6e-8 in
     float32. Narrower weights are widened first, or what is much less than 1 would be lost.
     """
 
