@@ -96,20 +96,13 @@ PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
         "embedding_scale": "sqrt_dim",
     },
 }
-# What its class has where a file says nothing.
-UNSAID: dict[str, Config] = {
-    "gemma3_text": {
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000,
-        "rope_local_base_freq": 10_000,
-        "tie_word_embeddings": True,
-    }
-}
 
 
 def section_of(config: Config) -> Section:
     """Write the model section that a recipe of this configuration would have."""
-    parts, config = PARTS[config["model_type"]], UNSAID.get(config["model_type"], {}) | config
+    parts = PARTS[config["model_type"]]
+    if is_gemma := config["model_type"] == "gemma3_text":
+        config = GEMMA3 | config  # what a file does not say is the same in all
     norm = {"center": False, "weight": True, "bias": False, "eps": config["rms_norm_eps"]}
     norm |= {"_target_": "components.model.norms.Norm", "_partial_": True}
     positions = {"_target_": "components.model.positions.Rotary", "_partial_": True}
@@ -125,7 +118,7 @@ def section_of(config: Config) -> Section:
         positions["local_base"] = float(base)
     window = config.get("sliding_window")
     types = config.get("layer_types", ["sliding_attention" if window else "full_attention"])
-    if config["model_type"] == "gemma3_text":
+    if is_gemma:
         types = 5 * ["sliding_attention"] + ["full_attention"]
     heads = config["num_attention_heads"]
     width = config.get("head_dim", config["hidden_size"] // heads)
@@ -136,7 +129,7 @@ def section_of(config: Config) -> Section:
         "num_layers": config["num_hidden_layers"],
         "vocab_size": config["vocab_size"],
         "padded_vocab_size": config["vocab_size"],
-        "tied_embeddings": config["tie_word_embeddings"],
+        "tied_embeddings": config.get("tie_word_embeddings", is_gemma),
         "embedding_norm": None,
         "dropout": 0.0,
         "positions": positions,
