@@ -98,6 +98,7 @@ Section = dict[str, Any]
 class HFFamily(ABC):
     """One class of Hugging Face, beside our decoder.
 
+    ``needs`` are what a model must have, ``usual`` what all classes need but for a few.
     ``keys`` are those of ``config.json`` that change what is computed, without the vocabulary:
     what the class takes where one is absent, and what it is of a model of ours. ``trained`` are
     those that training reads, and what the class takes; ``spellings`` are older names of

@@ -53,7 +53,7 @@ class Layer(nn.Module):
 
     @property
     def norms(self) -> list[nn.Module]:
-        """What is normed of whole hidden states, not within attention."""
+        """The norms of whole hidden states: not those within attention."""
         return [self.attention_norm, self.mlp_norm]
 
     def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
