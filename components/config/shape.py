@@ -44,6 +44,7 @@ class AttentionShape(_Part):
     qk_norm: NormShape | None = None
     qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
     windows: Annotated[tuple[Window, ...], Field(strict=False)] = ("full",)
+    scale_dim: Count | None = None
     key_value_rank: Count | None = None
     query_rank: Count | None = None
     rotary_dim: Count = 1
@@ -170,7 +171,7 @@ class PositionsShape(_Part):
 
 
 class ModelShape(_Part):
-    """A decoder with two norms a layer and a final one; an absent key is an absent feature.
+    """A decoder with norms in its layers and a final one; an absent key is an absent feature.
 
     Where there is a ``dense_mlp``, the first layers have it in place of experts.
     """
@@ -185,7 +186,8 @@ class ModelShape(_Part):
     norm: NormShape
     positions: PositionsShape
     embedding_norm: NormShape | None = None
-    norm_placement: Literal["before", "after"] = "before"
+    norm_placement: Literal["before", "after", "both"] = "before"
+    embedding_scale: Literal["none", "sqrt_dim"] = "none"
     dense_mlp: MLPShape | None = None
     num_dense_layers: Layers = 1
     logit_cap: float | None = None
@@ -242,6 +244,11 @@ class ModelShape(_Part):
         layers = self.num_layers - self.leading_layers
         return layers * experts * self.mlp.expert_parameters(self.dim)
 
+    @property
+    def norms_per_layer(self) -> int:
+        """Norms of whole hidden states: one or two for attention, as many for the MLP."""
+        return 4 if self.norm_placement == "both" else 2
+
     @cached_property
     def layer_parameters(self) -> int:
         """One layer with all its experts, if it is none of the leading ones."""
@@ -251,7 +258,7 @@ class ModelShape(_Part):
             + experts * self.mlp.expert_parameters(self.dim)
             + self.mlp.shared_parameters(self.dim)
             + self.mlp.router_parameters(self.dim)
-            + 2 * self.norm.parameters(self.dim)
+            + self.norms_per_layer * self.norm.parameters(self.dim)
         )
 
     @property
@@ -277,7 +284,8 @@ class ModelShape(_Part):
     @cached_property
     def whole_parameters(self) -> int:
         """Parameters of one layer that each tensor rank holds whole."""
-        count = 2 * self.norm.parameters(self.dim) + self.mlp.router_parameters(self.dim)
+        count = self.norms_per_layer * self.norm.parameters(self.dim)
+        count += self.mlp.router_parameters(self.dim)
         count += self.mlp.activation_parameters + self.attention.down_matrices(self.dim)
         if self.attention.norms_heads or self.attention.latent_norm is not None:
             count += self.attention.norm_parameters

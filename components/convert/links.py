@@ -58,6 +58,24 @@ def turned(ours: str, theirs: str) -> Iterator[TensorLink]:
     yield same(f"{ours}.bias", f"{theirs}.bias")
 
 
+def one_less(ours: str, theirs: str) -> TensorLink:
+    """Join a weight to one whose class adds 1 to it.
+
+    Exact to the last bit from 1/2 on, else to half a unit in the last place of 1: 6e-8 in
+    float32. Narrower weights are widened first, or what is much less than 1 would be lost.
+    """
+
+    def widened(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+    return TensorLink(
+        (ours,),
+        (theirs,),
+        to_theirs=lambda tensors: [tensors[0] - 1],
+        to_ours=lambda tensors: [widened(tensors[0]) + 1],
+    )
+
+
 def unstacked(ours: str, theirs: Sequence[str]) -> TensorLink:
     """Join a stack along the first dimension to its slices."""
     return TensorLink(

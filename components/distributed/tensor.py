@@ -125,7 +125,7 @@ def _slice_embedded(
 def _split_layer(layer: Layer, split: _Split, *, index: int) -> None:
     attention, mlp = layer.attention, cast("MLP", layer.mlp)
     mesh = split.mesh
-    for norm in (layer.attention_norm, layer.mlp_norm):
+    for norm in layer.norms:
         replicate_parameters(norm, mesh, shares=split.of_slices)
     widening = [one for one in (mlp.gate, mlp.up) if one is not None]
     for block, maps, output in (

@@ -5,6 +5,7 @@ where a pipeline stage holds only some of the layers; what a Hugging Face Llama 
 `components/convert/llama.py`.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal, cast
@@ -57,6 +58,11 @@ class Layer(nn.Module):
         self.mlp = mlp(dim=dim)
         self.dropout = nn.Dropout(dropout)
 
+    @property
+    def norms(self) -> list[nn.Module]:
+        """The norms of whole hidden states: not those within attention."""
+        return [self.attention_norm, self.mlp_norm]
+
     def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), scope))
         added = passing_on(self.mlp(self.mlp_norm(hidden)))
@@ -75,7 +81,43 @@ class ReorderedLayer(Layer):
         return cast("Tensor", hidden + self.dropout(self.mlp_norm(self.mlp(hidden))))
 
 
-LAYERS: Mapping[str, type[Layer]] = {"before": Layer, "after": ReorderedLayer}
+class SandwichLayer(Layer):
+    """Norm what attention and the MLP are fed, and what they give before it is added.
+
+    As in Gemma 3: https://arxiv.org/abs/2503.19786, section 2.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        attention: Callable[..., Attention],
+        mlp: Callable[..., nn.Module],
+        norm: Callable[..., nn.Module],
+        dropout: BelowOne,
+    ) -> None:
+        super().__init__(dim=dim, attention=attention, mlp=mlp, norm=norm, dropout=dropout)
+        self.attention_norm_after = norm(dim=dim)
+        self.mlp_norm_after = norm(dim=dim)
+
+    @property
+    @override
+    def norms(self) -> list[nn.Module]:
+        return [*super().norms, self.attention_norm_after, self.mlp_norm_after]
+
+    @override
+    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
+        added = self.attention(self.attention_norm(hidden), scope)
+        hidden = hidden + self.dropout(self.attention_norm_after(added))
+        added = self.mlp(self.mlp_norm(hidden))
+        return cast("Tensor", hidden + self.dropout(self.mlp_norm_after(added)))
+
+
+LAYERS: Mapping[str, type[Layer]] = {
+    "before": Layer,
+    "after": ReorderedLayer,
+    "both": SandwichLayer,
+}
 
 
 class Decoder(nn.Module):
@@ -98,6 +140,8 @@ class Decoder(nn.Module):
     ``dense_mlp`` the first ``num_dense_layers`` have it in place of the ``mlp``; with a
     ``logit_cap`` logits are that many times the hyperbolic tangent of their part of it; with
     ``mtp`` the last stage has depths that predict further tokens, and keeps the embedding.
+    ``embedding_scale`` multiplies what is embedded, not the rows of a tied head, by the root of
+    ``dim`` (https://arxiv.org/abs/1706.03762, section 3.4), rounded to its precision.
 
     Raises:
         RecipeError: fewer rows than tokens, no layer, a padding row that does not exist, or
@@ -128,11 +172,12 @@ class Decoder(nn.Module):
         dropout: BelowOne,
         initialization: Normal,
         init_from: str,
-        norm_placement: Literal["before", "after"] = "before",
+        norm_placement: Literal["before", "after", "both"] = "before",
         dense_mlp: Callable[..., nn.Module] | None = None,
         num_dense_layers: Layers = 1,
         logit_cap: Positive | None = None,
         mtp: Callable[..., MultiTokenPrediction] | None = None,
+        embedding_scale: Literal["none", "sqrt_dim"] = "none",
     ) -> None:
         super().__init__()
         _check_sizes(num_layers, vocab_size, padded_vocab_size, initialization.padding_row)
@@ -142,6 +187,7 @@ class Decoder(nn.Module):
         self.init_from = init_from
         self.embedding = nn.Embedding(padded_vocab_size, dim)
         self.embedding_norm = None if embedding_norm is None else embedding_norm(dim=dim)
+        self.embedding_scale = math.sqrt(dim) if embedding_scale == "sqrt_dim" else None
         self.dropout = nn.Dropout(dropout)
         kind = LAYERS[norm_placement]
         leading = num_dense_layers if dense_mlp is not None else 0
@@ -266,6 +312,9 @@ class Decoder(nn.Module):
     def _embed(self, tokens: Tensor, placement: Placement) -> Tensor:
         assert self.embedding is not None, "tokens were given to a stage without an embedding"
         hidden: Tensor = self.embedding(tokens)
+        if self.embedding_scale is not None:
+            hidden = hidden.to(product_dtype(hidden))
+            hidden = hidden * torch.tensor(self.embedding_scale, dtype=hidden.dtype)
         if placement.embedded is not None:
             hidden = hidden + placement.embedded
         hidden = hidden.to(product_dtype(hidden))

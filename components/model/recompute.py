@@ -38,11 +38,11 @@ class Recomputation(NamedTuple):
         return self.parts if int(index) % self.every == 0 else "none"
 
 
-# The parts of a layer, under the attributes that hold them.
-_PARTS: Mapping[str, tuple[str, ...]] = {
-    "attention": ("attention",),
-    "mlp": ("mlp",),
-    "norms": ("attention_norm", "mlp_norm"),
+# The parts of a layer.
+_PARTS: Mapping[str, Callable[[Any], list[nn.Module]]] = {
+    "attention": lambda layer: [layer.attention],
+    "mlp": lambda layer: [layer.mlp],
+    "norms": lambda layer: layer.norms,
 }
 
 
@@ -82,7 +82,7 @@ def recomputed_parts(layer: nn.Module, parts: Parts) -> list[nn.Module]:
     """List the modules of a layer that keep their inputs alone."""
     if isinstance(parts, str):
         return [layer] if parts == "full" else []
-    return [getattr(layer, name) for part in parts for name in _PARTS[part]]
+    return [module for part in parts for module in _PARTS[part](layer)]
 
 
 def recompute_selectively(module: nn.Module) -> None:

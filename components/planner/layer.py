@@ -41,7 +41,9 @@ def layer_bytes_per_token(job: TrainingJob, recompute: Recompute | None = None) 
     dropped = again if isinstance(again, tuple) else ()
     attention = (hidden, 0.0) if "attention" in dropped else _attention(job)
     mlp = (hidden, 0.0) if "mlp" in dropped else _mlp(job)
-    whole = (0.0 if "norms" in dropped else 2 * hidden) + attention[0] + mlp[0]
+    # What a norm after a branch is fed stays, for the norm alone asks for it.
+    norms = job.shape.norms_per_layer - (2 if "norms" in dropped else 0)
+    whole = norms * hidden + attention[0] + mlp[0]
     whole /= layout.tensor if layout.sequence_parallel else 1
     return whole + (attention[1] + mlp[1]) / layout.tensor
 
@@ -56,7 +58,7 @@ def _kept_selectively(job: TrainingJob) -> float:
     shape, layout, hidden = job.shape, job.layout, 2.0 * job.shape.dim
     attention, copies = shape.attention, (shape.mlp.top_k or 1) * layout.padding
     # What comes in, and what attention adds; a norm after the MLP asks what that gave.
-    whole = (3 if shape.norm_placement == "after" else 2) * hidden
+    whole = (2 if shape.norm_placement == "before" else 3) * hidden
     cut = 2.0 * _attention_results(job) + 4.0 * attention.num_heads
     gathered = attention.num_kv_heads * (attention.head_dim + attention.values)
     cut += 2.0 * gathered * layout.context * (layout.context > 1)

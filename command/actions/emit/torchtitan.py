@@ -60,7 +60,7 @@ def _unsaid(recipe: Recipe, features: Features) -> Iterator[UnsaidKey]:
 
 def _unsaid_model(m: Features) -> Iterator[UnsaidKey]:
     """Compare with torchtitan/models/llama3/model/model.py."""
-    for need in Llama.needs:
+    for need in (*Llama.needs, *Llama.usual):
         if not need.is_met(m):
             yield UnsaidKey(f"model.{need.key}", need.has.format(norm=m.norm), AS_IS)
     scaling, first = m.positions.scaling, "initialization.padding_row"
