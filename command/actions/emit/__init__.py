@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from command.actions.emit.checks import UnsaidKey
 from command.arguments import Arguments
 from command.compose import compose_recipe
 from components.errors import RecipeError
@@ -22,14 +23,6 @@ class TrainerFiles(NamedTuple):
     notes: tuple[str, ...]
 
 
-class UnsaidKey(NamedTuple):
-    """A key of the recipe that an engine cannot say, what it has, and a value that it can."""
-
-    key: str
-    problem: str
-    remedy: str
-
-
 def run(arguments: Arguments) -> None:
     """Write ``file=FOLDER`` for ``engine=``; what it leaves open goes to standard error.
 
@@ -40,7 +33,7 @@ def run(arguments: Arguments) -> None:
         raise RecipeError("file", "no folder is named", "write file=FOLDER, of a new folder")
     recipe = compose_recipe(arguments)
     asked = " ".join(arguments.words)
-    engine = importlib.import_module(f"{__name__}.{arguments.engine}")
+    engine = importlib.import_module(f"{__name__}.{arguments.engine.replace('-', '_')}")
     emitted: TrainerFiles = engine.write(recipe, asked)
     try:
         folder.mkdir(parents=True)
