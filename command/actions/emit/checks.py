@@ -5,9 +5,9 @@ or no part of what is trained. A key that is none of these is refused, too: it i
 the engine's page, and would be dropped in silence.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from components.config.schema.recipe import Recipe
 from components.config.user_overrides import leaves
@@ -86,10 +86,10 @@ SAID = frozenset({
 })
 
 
-def unread_keys(recipe: Recipe, said: frozenset[str]) -> Iterator[str]:
+def unread_keys(tree: Mapping[str, Any], said: frozenset[str]) -> Iterator[str]:
     """List the recipe's keys that are neither said nor checked nor a trainer's own."""
     known = OWN | CHECKED | _PARTS | SAID | said
-    for path, _ in leaves(recipe.model_dump(mode="json")):
+    for path, _ in leaves(tree):
         steps = path.split(".")
         above = {".".join(steps[: end + 1]) for end in range(len(steps))}
         if not above & known and steps[-1] != "_partial_":
@@ -112,10 +112,31 @@ def unsaid_by_all(
     recipe: Recipe, said: frozenset[str], schedules: Iterable[str], dtypes: frozenset[str]
 ) -> Iterator[UnsaidKey]:
     """List what no engine says unless it is ``said``: training, targets, changes on the way."""
-    for path in unread_keys(recipe, said):
+    for path in unread_keys(recipe.model_dump(mode="json"), said):
         yield UnsaidKey(path, "it is newer than what emit knows", "leave it out")
+    yield from _parts(recipe)
     yield from unsaid(_training(recipe, frozenset(schedules), dtypes), said)
     yield from unsaid(_targets(recipe), said)
+
+
+# The class of each part whose keys are compared one by one.
+_KINDS = {
+    "": {"Decoder"},
+    "attention.": {"Attention", "LatentAttention"},
+    "mlp.": {"MLP", "Experts"},
+    "norm.": {"Norm"},
+    "attention.qk_norm.": {"Norm"},
+    "initialization.": {"Normal"},
+}
+
+
+def _parts(recipe: Recipe) -> Iterator[UnsaidKey]:
+    found = dict(leaves({"model": recipe.model}))
+    for part, kinds in _KINDS.items():
+        key = f"model.{part}_target_"
+        kind = kind_of(found.get(key, min(kinds)))
+        if kind not in kinds:
+            yield UnsaidKey(key, f"{kind} is not known", "this part can only be trained here")
 
 
 def _training(recipe: Recipe, schedules: frozenset[str], dtypes: frozenset[str]) -> list[Row]:

@@ -157,6 +157,7 @@ def _unsaid_layout(recipe: Recipe) -> Iterator[UnsaidKey]:
     each = p.recompute == "none" or p.recompute_every == 1
     yield from unsaid([
         ("parallelism.zero", p.zero < 2, "it shards the optimizer alone", "=1"),
+        ("parallelism.expert", p.expert == 1, "its layers have none", "=1"),
         ("parallelism.data_shard", all_ranks, "it shards over all of them", "=auto"),
         ("parallelism.schedule", known, "stages in turns are interleaved, others not", way),
         ("parallelism.recompute", whole, "it recomputes whole layers", "=full"),

@@ -121,6 +121,7 @@ def _unsaid_layout(recipe: Recipe) -> Iterator[UnsaidKey]:
     all_ranks = p.zero == 0 or p.data_shard == p.data
     yield from unsaid([
         ("parallelism.zero", p.zero < 2, "it shards the optimizer alone", "=1"),
+        ("parallelism.expert", p.expert == 1, "its layers have none", "=1"),
         ("parallelism.data_shard", all_ranks, "it shards over all of them", "=auto"),
         ("parallelism.tensor", heads, "a rank has a head of keys", "=1"),
         ("model.padded_vocab_size", rows, "tensor ranks have as many rows", "=auto"),

@@ -128,8 +128,10 @@ def rate(optimizer: dict[str, Any], scheduler: dict[str, Any], samples: int) -> 
     return float(least + left * (peak - least))
 
 
-WSD = ("schedule=wsd", "schedule.decay_tokens=8_388_608", "schedule.warmup_tokens=2_097_152")
-WSD += ("schedule.warmup_from=0.0",)
+WSD = (
+    *("schedule=wsd", "schedule.decay_tokens=8_388_608", "schedule.warmup_tokens=2_097_152"),
+    "schedule.warmup_from=0.0",
+)
 
 
 @pytest.mark.parametrize(

@@ -162,8 +162,10 @@ def rate(args: dict[str, Any], step: int) -> float:
     return float(least + (peak - least) * left[args["lr_decay_style"]])
 
 
-WSD = ("schedule=wsd", "schedule.decay_tokens=8_388_608", "schedule.warmup_tokens=2_097_152")
-WSD += ("schedule.warmup_from=0.0",)
+WSD = (
+    *("schedule=wsd", "schedule.decay_tokens=8_388_608", "schedule.warmup_tokens=2_097_152"),
+    "schedule.warmup_from=0.0",
+)
 
 
 @pytest.mark.parametrize(
