@@ -17,7 +17,7 @@ SHAPES = {shape: shape for shape in ("linear", "cosine", "exponential")} | {
 NORMS = {"RMSNorm with weight": "RMSNorm", "LayerNorm with weight and bias": "LayerNorm"}
 
 
-class Code(str):
+class RawName(str):
     """A name of the emitted file's own, which no recipe has a say in."""
 
     __slots__ = ()
@@ -58,8 +58,8 @@ def sections(recipe: Recipe, m: Features) -> Sections:
             "MixedPrecisionConfig",
             {
                 "bf16": True,
-                "params_dtype": Code("torch.bfloat16"),
-                "pipeline_dtype": Code("torch.bfloat16"),
+                "params_dtype": RawName("torch.bfloat16"),
+                "pipeline_dtype": RawName("torch.bfloat16"),
                 "grad_reduce_in_fp32": sums,
             },
         ),
@@ -107,13 +107,13 @@ def _model(recipe: Recipe, m: Features) -> dict[str, Any]:
         "qk_layernorm": m.attention.qk_norm is not None,
         "add_bias_linear": m.mlp.bias,
         "gated_linear_unit": True,
-        "activation_func": Code("F.silu"),
+        "activation_func": RawName("F.silu"),
         "hidden_dropout": m.dropout,
         "attention_dropout": m.attention.dropout,
         "init_method_std": m.initialization["std"],
         "bf16": True,
-        "params_dtype": Code("torch.bfloat16"),
-        "pipeline_dtype": Code("torch.bfloat16"),
+        "params_dtype": RawName("torch.bfloat16"),
+        "pipeline_dtype": RawName("torch.bfloat16"),
         "tensor_model_parallel_size": p.tensor,
         "sequence_parallel": p.sequence_parallel and p.tensor > 1,
         "context_parallel_size": p.context,
@@ -156,7 +156,7 @@ def _optimizer(recipe: Recipe) -> Sections:
         "weight_decay": decay,
         "clip_grad": adam["clip_norm"],
         "bf16": True,
-        "params_dtype": Code("torch.bfloat16"),
+        "params_dtype": RawName("torch.bfloat16"),
         "use_distributed_optimizer": recipe.parallelism.zero == 1,
         "overlap_param_gather": recipe.parallelism.overlap and recipe.parallelism.zero == 1,
     }

@@ -140,6 +140,27 @@ def valid(tree: Mapping[str, Any], is_other_part: bool) -> Recipe:
     return Recipe.model_validate(tree)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("key", "value", "way"),
+    [
+        ("model.norm._target_", "components.model.norms.Other", "only be trained here"),
+        ("parallelism.engine", "deepspeed", "set parallelism.engine=mesh"),
+        ("parallelism.offload_optimizer", True, "set parallelism.offload_optimizer=false"),
+        ("data.skip", [[4, 4]], "set data.skip=[]"),
+        ("precision.master", "float64", "set precision.master=auto"),
+    ],
+)
+def test_what_none_of_them_says_is_refused_by_all(
+    engine: str, key: str, value: object, way: str
+) -> None:
+    tree = with_leaf(settled("opensci_1b7"), key.split("."), value)
+    with pytest.raises(RecipeError) as refusal:
+        engine_of(engine).write(valid(tree, key.endswith("_target_")), "asked")
+    assert f"\n  {key}: " in refusal.value.problem
+    assert way in refusal.value.remedy
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("engine", ENGINES)
 def test_another_value_of_any_key_is_another_file_or_is_refused(engine: str) -> None:
