@@ -116,7 +116,6 @@ def _unsaid_training(recipe: Recipe, m: Features) -> Iterator[UnsaidKey]:
 
 def _unsaid_layout(recipe: Recipe) -> Iterator[UnsaidKey]:
     p = recipe.parallelism
-    rows = recipe.shape.padded_vocab_size % p.tensor == 0
     heads = recipe.shape.attention.num_kv_heads >= p.tensor
     all_ranks = p.zero == 0 or p.data_shard == p.data
     yield from unsaid([
@@ -124,7 +123,6 @@ def _unsaid_layout(recipe: Recipe) -> Iterator[UnsaidKey]:
         ("parallelism.expert", p.expert == 1, "its layers have none", "=1"),
         ("parallelism.data_shard", all_ranks, "it shards over all of them", "=auto"),
         ("parallelism.tensor", heads, "a rank has a head of keys", "=1"),
-        ("model.padded_vocab_size", rows, "tensor ranks have as many rows", "=auto"),
         ("parallelism.schedule", p.schedule in ENGINES, "it is not written", "=1f1b"),
         ("parallelism.stages_per_rank", p.stages_per_rank == 1, "it has one", "=1"),
         (

@@ -103,7 +103,7 @@ def test_smollm3_is_what_its_published_configuration_says() -> None:
     }
     only_ours = flat(tree).keys() - flat(theirs).keys()
     assert {key for key in only_ours if not key.startswith(("data_stages", "stages"))} == {
-        # Newer than the file; by default it scales, which the recipe leaves open.
+        # Newer than the file; by default it scales, as the code did before it had the key.
         "model.init_method.scaling_method",
     }
     assert tree["general"]["seed"] == theirs["general"]["seed"]
@@ -220,6 +220,9 @@ def test_layouts_that_it_has_no_word_for_are_refused(tmp_path: Path, capfd: Any)
     for key in ("data_shard", "schedule", "stages_per_rank"):
         assert f"\n  parallelism.{key}: " in err
     assert "\n  data.mixture: it has shares" in err
+    words = ["recipe=playbook1b", "cluster=hopper", "parallelism.data=2"]
+    words += ["model.attention.num_kv_heads=2", "parallelism.tensor=4"]
+    assert "\n  parallelism.tensor: " in refused(words, tmp_path / "out", capfd)
 
 
 def test_a_mixture_that_begins_inside_a_step_is_refused(tmp_path: Path, capfd: Any) -> None:
