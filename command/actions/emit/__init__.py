@@ -8,7 +8,6 @@ import importlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from command.actions.emit.checks import UnsaidKey
 from command.arguments import Arguments
 from command.compose import compose_recipe
 from components.errors import RecipeError
@@ -21,6 +20,14 @@ class TrainerFiles(NamedTuple):
     files: dict[str, str]
     start: str
     notes: tuple[str, ...]
+
+
+class UnsaidKey(NamedTuple):
+    """A key of the recipe that an engine cannot say, what it has, and a value that it can."""
+
+    key: str
+    problem: str
+    remedy: str
 
 
 def run(arguments: Arguments) -> None:

@@ -7,22 +7,15 @@ the engine's page, and would be dropped in silence.
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from command.actions.emit import UnsaidKey
 from components.config.schema.recipe import Recipe
 from components.config.user_overrides import leaves
 from components.convert.family import Need
 from components.convert.features import Features
 
 Row = tuple[str, bool, str, str]
-
-
-class UnsaidKey(NamedTuple):
-    """A key of the recipe that an engine cannot say, what it has, and a value that it can."""
-
-    key: str
-    problem: str
-    remedy: str
 
 
 # What a run is called, where it runs, how it is watched; how its data were made; and how the

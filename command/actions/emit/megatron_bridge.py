@@ -6,9 +6,8 @@ the project's own recipes do; the model is a ``GPTModelProvider`` with Megatron'
 
 from collections.abc import Iterator
 
-from command.actions.emit import TrainerFiles, refuse
+from command.actions.emit import TrainerFiles, UnsaidKey, refuse
 from command.actions.emit.checks import (
-    UnsaidKey,
     kind_of,
     unmet,
     unsaid,

@@ -9,9 +9,8 @@ from typing import Any
 
 import yaml
 
-from command.actions.emit import TrainerFiles, refuse
+from command.actions.emit import TrainerFiles, UnsaidKey, refuse
 from command.actions.emit.checks import (
-    UnsaidKey,
     kind_of,
     tokenizer_path,
     unmet,

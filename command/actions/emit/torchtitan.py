@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from command.actions.emit import TrainerFiles, refuse
+from command.actions.emit import TrainerFiles, UnsaidKey, refuse
 from command.actions.emit.checks import (
-    UnsaidKey,
     kind_of,
     tokenizer_path,
     unmet,
