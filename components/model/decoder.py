@@ -192,10 +192,8 @@ class Decoder(nn.Module):
         kind = LAYERS[norm_placement]
         leading = num_dense_layers if dense_mlp is not None else 0
         layer = partial(kind, dim=dim, attention=attention, norm=norm, dropout=dropout)
-        layers = [
-            layer(mlp=inner or mlp)
-            for inner in [dense_mlp] * leading + [None] * (num_layers - leading)
-        ]
+        mlps = [dense_mlp or mlp] * leading + [mlp] * (num_layers - leading)
+        layers = [layer(mlp=one) for one in mlps]
         heads = layers[0].attention
         turned = {"num_heads": heads.num_heads, "head_dim": heads.turned_dim}
         self.positions = positions(dim=dim, **turned)
