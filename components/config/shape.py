@@ -192,6 +192,7 @@ class ModelShape(_Part):
     num_dense_layers: Layers = 1
     logit_cap: float | None = None
     mtp: MTPShape | None = None
+    z_loss: float = 0.0
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False

@@ -15,7 +15,7 @@ from components.errors import RecipeError
 
 _TRAINING = frozenset({
     *("init_from", "std", "residual", "padding_row", "layer_scaling", "backends"),
-    *("auxiliary_scope", "z_loss", "path", "loss_weight"),
+    *("auxiliary_scope", "z_loss", "path", "loss_weight", "cutoff"),
 })
 
 

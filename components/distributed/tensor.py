@@ -34,18 +34,12 @@ from components.errors import RecipeError
 from components.model.attention import Attention
 from components.model.decoder import Decoder, Layer
 from components.model.latent_attention import LatentAttention
-from components.model.loss import (
-    Readout,
-    Softmax,
-    chunks,
-    linear_cross_entropy,
-    log_sums,
-    sum_dtype,
-)
+from components.model.loss import Readout
 from components.model.mlp import MLP
 from components.model.mtp import all_layers
 from components.model.norms import Norm
 from components.model.positions import Placement as Placed
+from components.model.softmax import Softmax, chunks, log_sums, sum_dtype
 
 
 def split_tensors(
@@ -105,7 +99,7 @@ def _split_ends(decoder: Decoder, split: _Split) -> None:
             replicate_parameters(module, mesh, shares=split.of_slices)
     if decoder.embedding is not None:
         decoder.embedding = SplitEmbedding(decoder.embedding, mesh, between=between)
-    decoder.readout = SplitReadout(mesh, between=between, cap=decoder.readout.cap)
+    decoder.readout = SplitReadout(decoder.readout, mesh, between=between)
     if decoder.head is not None:
         place_parameters(decoder.head, mesh, Shard(0))
         decoder.head.readout = decoder.readout
@@ -262,8 +256,8 @@ class SplitReadout(Readout):
     Logits are gathered whole, for evaluation; the loss is the same on all ranks.
     """
 
-    def __init__(self, mesh: DeviceMesh, *, between: HiddenLayout, cap: float | None) -> None:
-        super().__init__(cap=cap)
+    def __init__(self, whole: Readout, mesh: DeviceMesh, *, between: HiddenLayout) -> None:
+        super().__init__(cap=whole.cap, z_loss=whole.z_loss)
         self.between = between
         self.softmax = SplitSoftmax(mesh)
 
@@ -278,7 +272,7 @@ class SplitReadout(Readout):
         rows = part_of(cast("DTensor", weight))
         whole = self.between.gather(hidden)
         if targets is not None:
-            return linear_cross_entropy(whole, rows, targets, self.softmax, counted, self.cap)
+            return self.loss(whole, rows, targets, self.softmax, counted)
         parts = _everyones(self.capped(F.linear(whole, rows)), self.between.group)
         return torch.cat(list(parts), dim=-1)
 
@@ -308,6 +302,15 @@ class SplitSoftmax(Softmax):
         one = of_target.expm1().to(logits.dtype)
         logits.scatter_(1, row, logits.gather(1, row).where(elsewhere, one))
         return -(of_target if counted is None else of_target * counted[:, None]).sum()
+
+    @override
+    def rows_here(self, targets: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return _rows_here(targets, self.mesh, logits.shape[1])
+
+    @override
+    def of_all_rows(self, log_sum: Tensor, of_target: Tensor) -> tuple[Tensor, Tensor]:
+        shares = _everyones(torch.stack([log_sum, of_target]), self.mesh.get_group())
+        return shares[:, 0].logsumexp(0), shares[:, 1].sum(0)  # one rank has the target
 
 
 @torch.no_grad()

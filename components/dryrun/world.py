@@ -33,7 +33,7 @@ from components.distributed.pipeline import Microbatches
 from components.dryrun.ledgers import OperatorWatch
 from components.engine.mesh_engine import MeshEngine
 from components.engine.parallelize import RankModel, allocate, parallelize_model
-from components.model import attention, attention_kernels, expert_products, loss, products
+from components.model import attention, attention_kernels, expert_products, products, softmax
 from components.model.moe import Mixture
 from components.torch_internals import operators
 from components.train import module
@@ -152,7 +152,7 @@ def device_kernels(kind: str) -> Iterator[None]:
         patch.object(attention_kernels, "flex", _flex),
         patch.object(F, "rms_norm", _normalize),
         patch.object(F, "dropout", _drop),
-        patch.object(loss, "BLOCKS", {}),
+        patch.object(softmax, "BLOCKS", {}),
         patch.object(products, "adds_wide", lambda device, dtype: True),
     ):
         yield

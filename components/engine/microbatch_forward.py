@@ -158,8 +158,10 @@ class StageCompute:
             )
             mtp_loss = self._loss_further(result[1:]) if further else None
             result = result[0] if further else result
+            penalty = decoder.readout.penalty if is_last else None
             if counts is not None:
-                result = result * counts.weight.to(result.dtype)
+                weight = counts.weight.to(result.dtype)
+                result, penalty = result * weight, None if penalty is None else penalty * weight
             if not decoder.training:
                 return (result,)
             carried = inputs[1] if len(inputs) > 1 else None
@@ -168,7 +170,7 @@ class StageCompute:
                 sums = self._outputs[int(next(iter(decoder.layers)))]
                 sums.append(result.detach().sum(dtype=torch.float32))
                 return (result,) if tally is None else (result, tally.row())
-            figures = figures_of(decoder, tally, result, mtp_loss)
+            figures = figures_of(decoder, tally, result, penalty, mtp_loss)
         self._figures.append(figures.detach())
         total = figures[:2].sum()
         if decoder.mtp is not None:

@@ -53,6 +53,7 @@ def draw_weights(decoder: Decoder, *, seed: int) -> None:
                 last_row=(int(rows[-1]) + 1) * width,
                 seed=seed,
                 std=std,
+                cutoff=decoder.initialization.cutoff,
             )
             assert len(drawn) == len(rows) * width, "a rank's rows lie together"
             here.copy_(drawn[:, columns].view(here.shape))

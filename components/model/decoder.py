@@ -30,7 +30,7 @@ from components.model.mtp import (
 )
 from components.model.positions import Placement, Positions
 from components.model.products import product_dtype
-from components.ranges import BelowOne, Layers, Positive
+from components.ranges import BelowOne, Layers, NonNegative, Positive
 
 
 class Layer(nn.Module):
@@ -138,7 +138,8 @@ class Decoder(nn.Module):
     ``init_from`` names the folder of weights that a run begins with, or is ``none``. Where a
     recipe says no ``norm_placement``, layers norm what their branches are fed. With a
     ``dense_mlp`` the first ``num_dense_layers`` have it in place of the ``mlp``; with a
-    ``logit_cap`` logits are that many times the hyperbolic tangent of their part of it; with
+    ``logit_cap`` logits are that many times the hyperbolic tangent of their part of it; the
+    loss of training has a ``z_loss`` (`penalized_cross_entropy`), which ``readout`` tells; with
     ``mtp`` the last stage has depths that predict further tokens, and keeps the embedding.
     ``embedding_scale`` multiplies what is embedded, not the rows of a tied head, by the root of
     ``dim`` (https://arxiv.org/abs/1706.03762, section 3.4), rounded to its precision.
@@ -178,6 +179,7 @@ class Decoder(nn.Module):
         logit_cap: Positive | None = None,
         mtp: Callable[..., MultiTokenPrediction] | None = None,
         embedding_scale: Literal["none", "sqrt_dim"] = "none",
+        z_loss: NonNegative = 0.0,
     ) -> None:
         super().__init__()
         _check_sizes(num_layers, vocab_size, padded_vocab_size, initialization.padding_row)
@@ -203,15 +205,14 @@ class Decoder(nn.Module):
         self.final_norm = norm(dim=dim)
         # Tied, the embedding's weight is used, not shared: a shared parameter parts from its
         # twin in `to_empty`.
-        self.head = (
-            None if tied_embeddings else Head(dim=dim, rows=padded_vocab_size, cap=logit_cap)
-        )
-        self.readout = Readout(cap=logit_cap)  # of the embedding's rows, where tied
+        self.readout = Readout(cap=logit_cap, z_loss=z_loss)  # tied, of the embedding's rows
+        rows = {"dim": dim, "rows": padded_vocab_size}
+        self.head = None if tied_embeddings else Head(**rows, readout=self.readout)
         self.mtp = None
         if mtp is not None:
             last = num_layers - 1
-            more = {"norm": norm, "layer": lambda: self._numbered(layer(mlp=mlp), last)}
-            self.mtp = mtp(dim=dim, num_layers=num_layers, **more)
+            further = partial(mtp, layer=lambda: self._numbered(layer(mlp=mlp), last))
+            self.mtp = further(dim=dim, num_layers=num_layers, norm=norm)
         self.sequence_slices = 1
         self.sequence_parts = 1
         # The first token at 0, each of the others one further.

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from components.ranges import NonNegative
+from components.ranges import NonNegative, Positive
 
 if TYPE_CHECKING:
     from components.model.decoder import Decoder
@@ -28,15 +28,23 @@ class Normal:
     ``residual: scaled`` divides the deviation of maps onto the residual stream by the root of
     their number, ``sqrt(2 num_layers)`` (the GPT-2 report, section 2.3, as Megatron's
     ``scaled_init_method_normal`` has it); ``plain`` treats them like the others. The embedding
-    of ``padding_row``, a token that no text contains, starts at zero.
+    of ``padding_row``, a token that no text contains, starts at zero. With a ``cutoff`` what is
+    more than so many deviations from 0 is drawn again, as ``torch.nn.init.trunc_normal_`` does:
+    ``std`` is that of the distribution before it is cut.
     """
 
     def __init__(
-        self, *, std: NonNegative, residual: Literal["scaled", "plain"], padding_row: int | None
+        self,
+        *,
+        std: NonNegative,
+        residual: Literal["scaled", "plain"],
+        padding_row: int | None,
+        cutoff: Positive | None = None,
     ) -> None:
         self.std = std
         self.residual = residual
         self.padding_row = padding_row
+        self.cutoff = cutoff
 
 
 def initial_stds(model: "Decoder") -> Iterator[tuple[str, nn.Parameter, float | None]]:
@@ -61,12 +69,20 @@ def initial_constant(model: nn.Module, name: str) -> float:
 
 
 def draw_rows(
-    name: str, shape: Sequence[int], *, first_row: int, last_row: int, seed: int, std: float
+    name: str,
+    shape: Sequence[int],
+    *,
+    first_row: int,
+    last_row: int,
+    seed: int,
+    std: float,
+    cutoff: float | None = None,
 ) -> Float[Tensor, "rows columns"]:
     """Draw the rows from ``first_row`` up to, not including, ``last_row`` of a weight.
 
     ``shape`` is the global one. Rows are vectors along the last dimension, counted over all the
-    others: row ``expert * dim + i`` of a stack of experts.
+    others: row ``expert * dim + i`` of a stack of experts. None is more than ``cutoff``
+    deviations from 0, where that is given.
     """
     rows, columns = math.prod(shape[:-1]), shape[-1]
     drawn = torch.empty(last_row - first_row, columns, dtype=torch.float32, device="cpu")
@@ -80,6 +96,20 @@ def draw_rows(
         # Signed, since that is what `manual_seed` takes in full.
         generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest, signed=True))
         whole.normal_(std=std, generator=generator)
+        if cutoff is not None:
+            _draw_again(whole, std=std, cutoff=cutoff, generator=generator)
         if whole is not part:
             part.copy_(whole[first - start : last - start])
     return drawn
+
+
+def _draw_again(
+    values: Tensor, *, std: float, cutoff: float, generator: torch.Generator
+) -> None:
+    """Draw the values beyond the cutoff until there are none.
+
+    ``trunc_normal_`` draws all of them each time: beyond 3 deviations lie 27 of 10,000.
+    """
+    while (beyond := values.abs() > cutoff * std).any():
+        again = values.new_empty(int(beyond.sum()))
+        values[beyond] = again.normal_(std=std, generator=generator)

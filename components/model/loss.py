@@ -2,11 +2,10 @@
 
 A block of tokens goes all the way, from its logits to its share of both gradients, before the
 next block begins: three products of matrices, as many as the plain way has, and the backward
-pass only scales what is there. The softmax within a block goes by rows that fit a cache.
+pass only scales what is there.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,73 +20,12 @@ from components.model.products import (
     product_into,
     wanted_gradients,
 )
+from components.model.softmax import Softmax, blocks, sum_dtype
+from components.ranges import NonNegative
 from components.torch_internals.operators import keeps_graph
 
-
-class Blocks(NamedTuple):
-    """Least tokens of a block's product, and the logits that the softmax touches at a time."""
-
-    least_tokens: int
-    chunk_elements: int
-
-
-# A block adds to a float32 sum of all rows: in 1,024 tokens that was a fifth of an H100's time.
-ON_DEVICE = Blocks(least_tokens=2_048, chunk_elements=2**26)
-TOLD_BY = 64  # probabilities of 16 bits that tell a sum
-BLOCKS = {"cpu": Blocks(least_tokens=256, chunk_elements=2**20)}  # elsewhere ON_DEVICE
-
-
-class Softmax:
-    """Overwrite logits by ``softmax - one_hot``; return their summed cross-entropy.
-
-    Of targets that are not ``counted`` it is left out of the sum alone.
-    """
-
-    def to_gradient(
-        self,
-        logits: Float[Tensor, "tokens rows"],
-        targets: Int[Tensor, " tokens"],
-        counted: Bool[Tensor, " tokens"] | None = None,
-    ) -> Float[Tensor, ""]:
-        total = logits.new_zeros((), dtype=sum_dtype(logits.dtype))
-        for tokens in chunks(logits):
-            chunk, target = logits[tokens], targets[tokens, None]
-            of_target = chunk.gather(1, target)
-            largest, log_sum = log_sums(chunk)  # which overwrites the chunk
-            of_target = of_target - largest - log_sum
-            chunk.scatter_(1, target, of_target.expm1().to(chunk.dtype))
-            if counted is not None:
-                of_target = of_target * counted[tokens, None]
-            total -= of_target.sum()
-        return total
-
-
-def log_sums(
-    logits: Float[Tensor, "tokens rows"],
-) -> tuple[Float[Tensor, "tokens 1"], Float[Tensor, "tokens 1"]]:
-    """Overwrite logits by their softmax; return the largest and ``logsumexp - largest``.
-
-    Torch's softmax is one kernel, which keeps float32 to itself: of its sums only the
-    probabilities are seen, ``p = exp(logit - largest) / sum``, and the largest is 1 / sum. In
-    16 bits that one is rounded. So is each other, by a remainder of its own: the mean over
-    some of them tells the logarithm of the sum eight times as exactly.
-    """
-    dtype, wide = logits.dtype, sum_dtype(logits.dtype)
-    some = logits[:, :TOLD_BY].to(wide) if dtype != wide else None
-    largest = logits.amax(1, keepdim=True).to(wide)
-    torch.softmax(logits, 1, out=logits)  # each thread reads a number before it writes it
-    log_sum = -logits.amax(1, keepdim=True).to(wide).log()
-    if some is not None:
-        shares = logits[:, :TOLD_BY].to(wide)
-        usable = shares >= torch.finfo(dtype).smallest_normal
-        told = (some - largest - shares.log()).where(usable, 0.0)
-        log_sum = (log_sum + told.sum(1, keepdim=True)) / (1 + usable.sum(1, keepdim=True))
-    return largest, log_sum.clamp_min(0.0)  # the largest is a part of the sum
-
-
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Choose what numbers of a dtype are added up in."""
-    return torch.promote_types(dtype, torch.float32)
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def linear_cross_entropy(
@@ -107,13 +45,31 @@ def linear_cross_entropy(
     gradient of ``weight`` has its dtype, and is rounded once, if at all: over the blocks it is
     summed in float32. A second backward pass raises RuntimeError unless the graph was kept.
     """
-    apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
+    return penalized_cross_entropy(hidden, weight, targets, softmax, counted, cap)[0]
+
+
+def penalized_cross_entropy(
+    hidden: Float[Tensor, "*batch dim"],
+    weight: Float[Tensor, "rows dim"],
+    targets: Int[Tensor, "*batch"],
+    softmax: Softmax | None = None,
+    counted: Bool[Tensor, "*batch"] | None = None,
+    cap: float | None = None,
+    z_loss: float = 0.0,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""] | None]:
+    """Average ``linear_cross_entropy`` plus ``z_loss * logsumexp ** 2`` of each target.
+
+    The second result is the mean of the second term, without a gradient, where there is one.
+    https://arxiv.org/abs/2204.02311, section 5, has 1e-4; over capped logits where there is a
+    ``cap``, and over those of targets that are ``counted``.
+    """
+    apply: Callable[..., tuple[Tensor, Tensor | None]] = _LinearCrossEntropy.apply
     wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))
     precision = product_dtype(hidden)
     with as_given(hidden):
         given = hidden.to(precision).flatten(0, -2), weight, targets.flatten()
         which = None if counted is None else counted.flatten()
-        return apply(*given, wanted, softmax or Softmax(), which, cap)
+        return apply(*given, wanted, softmax or Softmax(), which, cap, z_loss)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -127,18 +83,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
         softmax: Softmax,
         counted: Tensor | None,
         cap: float | None,
-    ) -> Tensor:
+        z_loss: float,
+    ) -> tuple[Tensor, Tensor | None]:
         # Cast once, not in every block; and here, so that a wide weight's gradient is wide.
         rows = weight.to(hidden.dtype)
         sums = sum_dtype(hidden.dtype)
         of_hidden = torch.empty_like(hidden) if wanted[0] else None
         of_weight = torch.zeros_like(weight, dtype=sums) if wanted[1] else None
         total = hidden.new_zeros((), dtype=sums)
+        penalty = torch.zeros_like(total) if z_loss else None
         for tokens in blocks(hidden, rows):
             logits, given = product(hidden[tokens], rows.T), hidden[tokens]
             some = None if counted is None else counted[tokens]
             slope = None if cap is None else cap_logits_(logits, cap)
-            total += softmax.to_gradient(logits, targets[tokens], some)
+            if penalty is None:
+                total += softmax.to_gradient(logits, targets[tokens], some)
+            else:
+                both = softmax.to_penalized_gradient(logits, targets[tokens], z_loss, some)
+                total += both.sum()
+                penalty += both[1]
             if slope is not None:
                 logits *= slope
             if of_hidden is not None:
@@ -153,7 +116,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.gradients = of_hidden, of_weight
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.tokens = len(targets)
-        return total / len(targets)
+        if penalty is None:
+            return total / len(targets), None
+        penalty = penalty / len(targets)
+        ctx.mark_non_differentiable(penalty)
+        return total / len(targets), penalty
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -171,7 +138,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 gradients, ctx.dtypes, wanted_gradients(ctx)[:2], strict=True
             )
         )
-        return *scaled, None, None, None, None, None
+        return *scaled, None, None, None, None, None, None
 
 
 def cap_logits_(logits: Tensor, cap: float) -> Tensor:
@@ -182,31 +149,19 @@ def cap_logits_(logits: Tensor, cap: float) -> Tensor:
     return slope
 
 
-def blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
-    """Part the tokens so that the logits of a block are worth a product."""
-    least, elements = BLOCKS.get(hidden.device.type, ON_DEVICE)
-    return _slices(len(hidden), max(least, elements // len(weight)))
-
-
-def chunks(logits: Float[Tensor, "tokens rows"]) -> Iterator[slice]:
-    """Part the tokens so that a chunk of their logits fits a cache."""
-    elements = BLOCKS.get(logits.device.type, ON_DEVICE).chunk_elements
-    return _slices(len(logits), max(1, elements // logits.shape[1]))
-
-
-def _slices(length: int, size: int) -> Iterator[slice]:
-    return (slice(first, first + size) for first in range(0, length, size))
-
-
 class Readout(nn.Module):
     """Compare hidden states with a vocabulary's rows; given targets, return the loss.
 
-    No logit is larger than ``cap``.
+    No logit is larger than ``cap``. In training the loss has a ``z_loss``, of which ``penalty``
+    is what the last call added.
     """
 
-    def __init__(self, *, cap: float | None = None) -> None:
+    penalty: Tensor | None = None
+
+    def __init__(self, *, cap: float | None = None, z_loss: NonNegative = 0.0) -> None:
         super().__init__()
         self.cap = cap
+        self.z_loss = z_loss
 
     def capped(self, logits: Tensor) -> Tensor:
         return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
@@ -220,15 +175,29 @@ class Readout(nn.Module):
     ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
         if targets is None:
             return self.capped(linear(hidden, weight))
-        return linear_cross_entropy(hidden, weight, targets, counted=counted, cap=self.cap)
+        return self.loss(hidden, weight, targets, Softmax(), counted)
+
+    def loss(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        softmax: Softmax,
+        counted: Tensor | None,
+    ) -> Float[Tensor, ""]:
+        z_loss = self.z_loss if self.training else 0.0
+        loss, self.penalty = penalized_cross_entropy(
+            hidden, weight, targets, softmax, counted, self.cap, z_loss
+        )
+        return loss
 
 
 class Head(nn.Linear):
     """Map hidden states to logits, or, given targets, to their mean cross-entropy."""
 
-    def __init__(self, *, dim: int, rows: int, cap: float | None = None) -> None:
+    def __init__(self, *, dim: int, rows: int, readout: Readout) -> None:
         super().__init__(dim, rows, bias=False)
-        self.readout = Readout(cap=cap)
+        self.readout = readout
 
     def forward(
         self,

@@ -285,7 +285,10 @@ def head_seconds(
     products = (*(1 + depth) * (head_product(job),), *depth * (mtp_product(job),))
     product = _product_seconds(products, rate, units)
     logits = job.microbatch_tokens * job.shape.padded_vocab_size / job.layout.tensor
-    moved = (1 + depth) * logits * speed.logit_bytes_moved
+    each = speed.logit_bytes_moved
+    if job.shape.z_loss:  # as counted, tests/components/model/test_loss_precision.py
+        each += 31.0
+    moved = (1 + depth) * logits * each
     return product, moved / (hardware.memory_gigabytes_per_second * 1e9)
 
 

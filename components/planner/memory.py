@@ -228,6 +228,8 @@ def _loss(job: TrainingJob, software: SoftwareMemory) -> float:
     block_bytes = block * BYTES[job.compute]
     if job.shape.logit_cap is not None:  # the derivative beside
         block_bytes *= 2
+    if job.shape.z_loss:  # some of them in float32
+        block_bytes += min(4 * block, 2**26 / rows)
     logits = rows * (job.microbatch_tokens * software.logit_bytes + block_bytes)
     # A float32 sum; first beside the cast weight, then what it is rounded to for a narrow one.
     each = 4 + max(job.cast_bytes, job.gather_bytes % 4)

@@ -17,7 +17,7 @@ class StepRecord:
     step: int
     tokens: int
     loss: float  # the cross-entropy alone
-    auxiliary_loss: float
+    auxiliary_loss: float  # what is differentiated beside: z-loss, and those of routers
     expert_load: float  # the busiest expert's tokens over the mean, 1 for a dense model
     lr: float
     gradient_norm: float

@@ -117,6 +117,16 @@ def test_every_step_has_the_rate_of_the_recipe(words: tuple[str, ...], tmp_path:
         assert rate(step) == pytest.approx(ours(tokens), rel=1e-15, abs=0.0)
 
 
+def test_first_weights_are_cut_where_the_recipes_are(tmp_path: Path) -> None:
+    (plain,) = emit(tmp_path / "plain").glob("recipe_*.py")
+    assert "nn.init.normal_(weight, std=" in plain.read_text("utf-8")
+    (cut,) = emit(tmp_path / "cut", "model.initialization.cutoff=3.0").glob("recipe_*.py")
+    module = cut.read_text("utf-8")
+    assert "nn.init.trunc_normal_(weight, std=std, a=-3.0 * std, b=3.0 * std)" in module
+    assert "normal_(weight, std=0.02" not in module
+    ast.parse(module)
+
+
 def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str:
     assert main(["action=emit", f"file={folder}", *words]) == 2
     assert not folder.exists()
@@ -183,11 +193,15 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
         ),
         (
             (
-                "optimizer=muon",
+                *("optimizer=muon", "model.z_loss=1e-5"),
                 "budget.ramp_up={start_tokens: 524_288, increment_tokens: 524_288, "
                 "over_tokens: 1_048_576}",
             ),
-            {"optimizer": "set optimizer=adamw", "budget.ramp_up": "set budget.ramp_up=none"},
+            {
+                "optimizer": "set optimizer=adamw",
+                "budget.ramp_up": "set budget.ramp_up=none",
+                "model.z_loss": "set model.z_loss=0.0",
+            },
         ),
         (
             (

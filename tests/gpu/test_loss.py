@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from components.model.loss import ON_DEVICE, linear_cross_entropy
+from components.model.loss import linear_cross_entropy
+from components.model.softmax import ON_DEVICE
 from tests.components.model.test_loss_precision import MOST_ERROR, NARROW
 
 pytestmark = pytest.mark.gpu

@@ -227,6 +227,11 @@ def test_features_of_the_architectures_are_there() -> None:
     olmo, smol = recipe("olmo2_7b").model, recipe("smollm3_3b")
     assert olmo["norm_placement"] == "after"
     assert olmo["attention"]["qk_norm"]["eps"] == 1e-6
+    for name in ("olmo2_1b", "olmo2_7b", "olmo3_7b"):  # all linear maps and the embedding
+        first = recipe(name).model["initialization"]
+        assert (first["std"], first["cutoff"], first["residual"]) == (0.02, 3.0, "plain")
+        assert recipe(name).model["z_loss"] == 1e-5
+    assert "z_loss" not in smol.model  # z_loss_enabled: false, in its log
     assert smol.model["positions"]["skip_every"] == 4
     assert smol.data.document_mask
     assert recipe("salamandra_7b").data.document_mask

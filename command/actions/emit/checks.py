@@ -50,7 +50,8 @@ CHECKED = frozenset({
     *("model.mlp.num_experts", "model.norm._target_", "model.norm.bias"),
     *("model.norm.center", "model.norm.weight", "model.norm_placement"),
     *("model.positions._target_", "model.positions.scaling", "model.mtp"),
-    *("model.embedding_scale", "model.attention.scale_dim"),
+    *("model.embedding_scale", "model.attention.scale_dim", "model.z_loss"),
+    "model.initialization.cutoff",
 })
 # What belongs to a part of another kind: whoever refuses the part refuses these.
 _PARTS = frozenset({
@@ -145,6 +146,7 @@ def _training(recipe: Recipe, schedules: frozenset[str], dtypes: frozenset[str])
     has = " and ".join(sorted(dtypes))
     constant = isinstance(recipe.budget.ramp_up, str)
     fresh = recipe.model["init_from"] == "none"
+    whole = recipe.model["initialization"].get("cutoff") is None
     return [
         ("optimizer", kind == "AdamW", f"it has AdamW, not {kind}", "=adamw"),
         ("optimizer.decay_order", decays_first, "it decays before the update", "=before"),
@@ -158,6 +160,7 @@ def _training(recipe: Recipe, schedules: frozenset[str], dtypes: frozenset[str])
             f"it has {has}, not {precision.compute}",
             "=bfloat16",
         ),
+        ("model.initialization.cutoff", whole, "it draws from a whole normal", "=null"),
         ("precision.reduce", summed, "it adds gradients in float32", sums),
         ("precision.master", master, "it updates weights in float32", "=auto"),
         (
@@ -180,6 +183,7 @@ def _targets(recipe: Recipe) -> list[Row]:
         ("data.skip", not data.skip, "it leaves no sample out", "=[]"),
         ("schedule.planned_tokens", not rates.get("planned_tokens"), "not written", "=null"),
         ("schedule.skipped_tokens", not rates.get("skipped_tokens"), "not written", "=0"),
+        ("model.z_loss", not recipe.model.get("z_loss"), "it has cross-entropy alone", "=0.0"),
         ("model.mtp", recipe.model.get("mtp") is None, "it predicts the next token", "=null"),
         ("phases", not recipe.phases, "a run is the same from its begin to its end", "={}"),
         ("parallelism.engine", degrees.engine == "mesh", "it is an engine itself", "=mesh"),

@@ -37,6 +37,7 @@ NO_TOKENIZER = "put the run's tokenizer.json into the folder tokenizer: the reci
 SCHEDULES = {"Cosine": "cosine", "WarmupStableDecay": "wsd"}
 AS_IS = "a model with what torchtitan's Llama 3 lacks can only be trained here"
 DTYPES = frozenset({"bfloat16", "float32"})
+SAID = frozenset({"model.initialization.cutoff"})
 Sections = dict[str, dict[str, Any]]
 
 
@@ -75,7 +76,7 @@ def _unsaid(recipe: Recipe, m: Features) -> Iterator[UnsaidKey]:
         ("optimizer.decay", decayed, "it decays norms, too", "=all"),
         ("data.document_mask", not recipe.data.document_mask, masked, "=false"),
     ])
-    yield from unsaid_by_all(recipe, frozenset(), SCHEDULES, DTYPES)
+    yield from unsaid_by_all(recipe, SAID, SCHEDULES, DTYPES)
     yield from _unsaid_layout(recipe.parallelism)
 
 
@@ -205,6 +206,7 @@ def _module(recipe: Recipe, features: Features) -> str:
         length=recipe.budget.sequence_length,
         std=first["std"],
         residual_std=first["std"] / layers**0.5,
+        cutoff=first.get("cutoff"),
         kind=SCHEDULES[kind_of(recipe.schedule["_target_"])],
         rates=recipe.schedule,
         step_tokens=recipe.budget.global_batch_tokens,

@@ -37,6 +37,9 @@ def _check_mtp(shape: ModelShape) -> None:
     """Refuse to embed further tokens where an embedding is more than a row a token."""
     if shape.mtp is None:
         return
+    if shape.z_loss:
+        problem = "a z-loss is of the next token's logits alone"
+        raise RecipeError("model.z_loss", problem, "set model.z_loss=0.0 or model.mtp=null")
     for key, there in (
         ("positions.num_positions", shape.positions.num_positions),
         ("embedding_norm", shape.embedding_norm),

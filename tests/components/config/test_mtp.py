@@ -62,6 +62,7 @@ def test_flops_are_those_of_one_more_layer_a_map_and_the_head() -> None:
 @pytest.mark.parametrize(
     ("recipe", "words", "said"),
     [
+        ("teuken7b", ("model.z_loss=1e-5",), r"model\.z_loss: .* alone\n.*model\.mtp=null"),
         ("gpt3b6", (), r"model\.mtp: .* go without model\.positions\.num_positions\n.*null"),
         (
             "bloom560m",

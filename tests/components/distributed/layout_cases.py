@@ -122,7 +122,7 @@ class Compute:
         tally = take_tally(decoder, inputs[1] if len(inputs) > 1 else None, self._context)
         if not is_last:
             return (result,) if tally is None else (result, tally.row())
-        figures = figures_of(decoder, tally, result)
+        figures = figures_of(decoder, tally, result, decoder.readout.penalty)
         assert not figures[3].item(), "a bound left pairs out"
         loss = figures[:2].sum()
         self.losses.append(loss.item())

@@ -78,6 +78,7 @@ class Parts(NamedTuple):
     mtp: Callable[..., MultiTokenPrediction] | None = None
     embedding_scale: Literal["none", "sqrt_dim"] = "none"
     scale_dim: int | None = None
+    z_loss: float = 0.0
 
 
 # Norms on both sides, scaled embeddings and scores, and a window that turns otherwise.
@@ -140,6 +141,7 @@ def build(parts: Parts) -> Decoder:
         logit_cap=parts.logit_cap,
         mtp=parts.mtp,
         embedding_scale=parts.embedding_scale,
+        z_loss=parts.z_loss,
     )
 
 

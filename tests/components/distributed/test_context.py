@@ -44,7 +44,7 @@ CORES = {
     "window": Core(window=CORE_LENGTH - 3),
     "narrow window, slopes, documents": Core(window=3, slopes=True, documents=True),
 }
-LLAMA = Parts()
+LLAMA = Parts(z_loss=0.1)
 BLOOM = Parts(
     num_heads=12,  # no power of two
     num_kv_heads=12,

@@ -28,6 +28,7 @@ GPT = Parts(
     norm=LAYER_NORM,
     embedding_norm=LAYER_NORM,
     num_layers=5,
+    z_loss=0.1,
 )
 DROPS = GPT._replace(dropout=0.1, attention_dropout=0.1)
 SCHEDULES = {

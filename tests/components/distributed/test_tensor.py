@@ -76,6 +76,8 @@ FAMILIES = {
     "latent attention": Parts(attention=LATENT),
     "latent keys alone": Parts(attention=partial(LATENT, query_rank=None)),
     "bare norms and capped logits": NANOCHAT,
+    "a z-loss": Parts(z_loss=0.1),
+    "a z-loss of capped logits, tied": NANOCHAT._replace(z_loss=0.1, tied=True),
     "norms after, with biases": Parts(bias=True, mlp=GELU, norm_placement="after"),
     "a layer that does not rotate": Parts(
         positions=partial(InterleavedRotary, base=10_000.0, skip_every=2)

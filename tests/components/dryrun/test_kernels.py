@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from components.attention_backends import Backend
 from components.dryrun.ledgers import FlopLedger
 from components.dryrun.world import device_kernels, even_load, replace_parts
-from components.model import expert_products, loss
+from components.model import expert_products, softmax
 from components.model.attention import AttentionCore, ForwardScope
 from components.model.expert_products import Matrices, grouped_products, sorted_products
 from components.model.mlp import ACTIVATIONS
@@ -181,9 +181,9 @@ def test_experts_one_after_the_other_take_an_even_share_each() -> None:
 
 def test_the_host_is_told_of_an_even_load_and_of_a_device_s_blocks() -> None:
     small, wide = torch.zeros(4_000, 8), torch.zeros(2**20, 8)
-    assert len(list(loss.blocks(small, wide))) == 16
+    assert len(list(softmax.blocks(small, wide))) == 16
     counts = torch.tensor([3, 5])
     with device_kernels("cuda"), even_load():
-        assert len(list(loss.blocks(small, wide))) == 2
+        assert len(list(softmax.blocks(small, wide))) == 2
         assert expert_products.on_host(counts, even=[4, 4]) == [4, 4]
     assert expert_products.on_host(counts, even=[4, 4]) == [3, 5]

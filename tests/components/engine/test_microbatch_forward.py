@@ -108,9 +108,12 @@ def test_a_model_without_dropout_is_not_seeded_at_all() -> None:
 MASKED = ("data.goldfish={one_in: 4, window_tokens: 3}", "data.loss_after_eod=false")
 
 
-def test_a_step_is_the_mean_over_the_targets_that_count_and_held_out_over_all() -> None:
+@pytest.mark.parametrize("z_loss", [0.0, 0.2])
+def test_a_step_is_the_mean_over_the_targets_that_count_and_held_out_over_all(
+    z_loss: float,
+) -> None:
     recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=mini", *MASKED]))
-    decoder = build_decoder(Parts()).double()
+    decoder = build_decoder(Parts(z_loss=z_loss)).double()
     batch = torch.randint(0, 60, (3, 2, 17), generator=torch.Generator().manual_seed(1))
     batch[0, :, ::3] = 7  # where documents end; the microbatches count other numbers
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -118,17 +121,22 @@ def test_a_step_is_the_mean_over_the_targets_that_count_and_held_out_over_all() 
     compute.begin(0, 3)
     compute.weigh(batch)
     with torch.autocast("cpu", enabled=False):
+        trained = []
         for number, rows in enumerate(batch):
-            compute(decoder, (rows[:, :-1],), rows, number)
+            (to_differentiate,) = compute(decoder, (rows[:, :-1],), rows, number)
+            trained.append(to_differentiate)
+        told = compute.share_of_means()
         (held_out,) = compute(decoder.eval(), (batch[0, :, :-1],), batch[0], 0)
     dist.destroy_process_group()
     counted = LossMask(one_in=4, window_tokens=3, after_eod=False, eod_id=7)(batch)
     left = batch[..., 1:].masked_fill(~counted, -100)
-    expected = cross_entropy(
-        decoder(batch[..., :-1].flatten(0, 1)).flatten(0, 1), left.flatten()
-    )
+    logits = decoder(batch[..., :-1].flatten(0, 1)).flatten(0, 1)
+    expected = cross_entropy(logits, left.flatten())
+    squares = logits.logsumexp(-1).square()[counted.flatten()]
     assert 0 < counted[0].sum() < counted[1].sum() < counted[1].numel()
     torch.testing.assert_close(compute.losses.mean(), expected)
+    torch.testing.assert_close(told[:2], torch.stack([expected, z_loss * squares.mean()]))
+    torch.testing.assert_close(torch.stack(trained).mean(), told[:2].sum())
     whole = cross_entropy(decoder(batch[0, :, :-1]).flatten(0, 1), batch[0, :, 1:].flatten())
     torch.testing.assert_close(held_out, whole)
 

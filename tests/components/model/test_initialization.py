@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import ks_2samp, kstest, truncnorm
 
 from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
@@ -18,10 +19,13 @@ ROWS = 2_500  # three blocks, the last one short
 
 
 @settings(max_examples=25)
-@given(st.integers(0, ROWS), st.integers(0, ROWS))
-def test_any_slice_of_rows_is_that_slice_of_the_whole(one: int, other: int) -> None:
+@given(st.integers(0, ROWS), st.integers(0, ROWS), st.sampled_from([None, 0.7]))
+def test_any_slice_of_rows_is_that_slice_of_the_whole(
+    one: int, other: int, cutoff: float | None
+) -> None:
     first, last = sorted((one, other))
-    draw = partial(draw_rows, "layers.3.mlp.up.weight", (ROWS, 3), seed=1, std=0.5)
+    name = "layers.3.mlp.up.weight"
+    draw = partial(draw_rows, name, (ROWS, 3), seed=1, std=0.5, cutoff=cutoff)
     whole = draw(first_row=0, last_row=ROWS)
     assert torch.equal(draw(first_row=first, last_row=last), whole[first:last])
 
@@ -99,6 +103,40 @@ def test_only_maps_onto_the_residual_stream_are_scaled(
         error = std / parameter.numel() ** 0.5
         assert abs(parameter.mean().item()) < 5 * error, name
         assert parameter.std().item() == pytest.approx(std, abs=5 * error), name
+
+
+@pytest.mark.parametrize("cutoff", [0.5, 3.0])
+def test_a_cutoff_draws_from_the_truncated_normal_distribution(cutoff: float) -> None:
+    rows = partial(draw_rows, "w", (4_096, 100), first_row=0, last_row=4_096, seed=3, std=0.02)
+    drawn, plain = rows(cutoff=cutoff), rows()
+    law = truncnorm(-cutoff, cutoff, scale=0.02)
+    assert drawn.abs().max().item() <= float(torch.tensor(cutoff * 0.02))
+    assert drawn.abs().max().item() > 0.99 * cutoff * 0.02
+    assert drawn.std().item() == pytest.approx(law.std(), rel=0.005)
+    assert kstest(drawn.flatten().double().numpy(), law.cdf).pvalue > 0.01
+    theirs = torch.nn.init.trunc_normal_(
+        torch.empty(4_096, 100),
+        std=0.02,
+        a=-0.02 * cutoff,
+        b=0.02 * cutoff,
+        generator=torch.Generator().manual_seed(3),
+    )
+    assert ks_2samp(drawn.flatten().numpy(), theirs.flatten().numpy()).pvalue > 0.01
+    within = plain.abs() <= cutoff * 0.02
+    assert torch.equal(drawn[within], plain[within])
+
+
+def test_a_models_cutoff_is_in_the_deviations_of_each_map(
+    small_decoder: Callable[..., Decoder],
+) -> None:
+    model = small_decoder(dim=240, num_layers=4, num_heads=24)
+    model.initialization = Normal(std=0.2, residual="scaled", padding_row=None, cutoff=2.0)
+    draw_weights(model, seed=5)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            onto = name.endswith(("attention.output.weight", "mlp.down.weight"))
+            bound = 2 * (0.2 / 8**0.5 if onto else 0.2)
+            assert 0.9 * bound < parameter.abs().max().item() <= bound * (1 + 1e-6), name
 
 
 def test_biases_start_at_zero() -> None:

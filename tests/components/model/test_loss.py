@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.model.loss import BLOCKS, Blocks, Readout, linear_cross_entropy
+from components.model.loss import Readout, linear_cross_entropy, penalized_cross_entropy
+from components.model.softmax import BLOCKS, Blocks
 from tests.components.model.comparison import gradient_of, relative_difference
 
 
@@ -63,6 +64,49 @@ def test_capped_logits_are_those_of_the_formula_and_so_are_gradients() -> None:
     torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight)), expected)
     found = Readout(cap=1.5)(hidden, weight, None)
     torch.testing.assert_close(found.flatten(0, 1), logits)
+
+
+def z_losses(logits: Tensor, targets: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what OLMo-core's cross_entropy_loss does, but over the number of all targets."""
+    left = targets.masked_fill(~counted, -100).flatten()
+    squares = logits.logsumexp(-1).pow(2)[counted.flatten()]
+    entropy = F.cross_entropy(logits, left, reduction="sum")
+    return entropy / len(left), 0.3 * squares.sum() / len(left)
+
+
+@pytest.mark.usefixtures("_block")
+@pytest.mark.parametrize("cap", [None, 1.5])
+@pytest.mark.parametrize("kept", [0.6, 1.0])
+def test_a_z_loss_and_its_gradients_are_those_of_the_formula(
+    cap: float | None, kept: float
+) -> None:
+    hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
+    targets, counted = torch.randint(13, (3, 7)), torch.rand(3, 7) < kept
+    logits = F.linear(hidden, weight).flatten(0, 1)
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    entropy, penalty = z_losses(logits, targets, counted)
+    expected = torch.autograd.grad(entropy + penalty, (hidden, weight))
+    which = counted if kept < 1 else None
+    found, told = penalized_cross_entropy(
+        hidden, weight, targets, counted=which, cap=cap, z_loss=0.3
+    )
+    assert told is not None
+    assert not told.requires_grad
+    torch.testing.assert_close(told, penalty)
+    torch.testing.assert_close(found, entropy + penalty)
+    torch.testing.assert_close(torch.autograd.grad(found, (hidden, weight)), expected)
+
+
+def test_a_z_loss_belongs_to_training_alone() -> None:
+    hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
+    targets, readout = torch.randint(13, (3, 7)), Readout(z_loss=0.3)
+    entropy = linear_cross_entropy(hidden, weight, targets)
+    trained = readout(hidden, weight, targets)
+    assert readout.penalty is not None
+    torch.testing.assert_close(trained - readout.penalty, entropy)
+    assert torch.equal(readout.eval()(hidden, weight, targets), entropy)
+    assert readout.penalty is None
 
 
 def test_large_logits_neither_overflow_nor_vanish() -> None:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from typing_extensions import override
 
-from components.model.loss import BLOCKS, Blocks, Softmax, linear_cross_entropy, log_sums
+from components.model.loss import linear_cross_entropy, penalized_cross_entropy
+from components.model.softmax import BLOCKS, Blocks, Softmax, log_sums
 from components.torch_internals.operators import TorchDispatchMode, tree_leaves
 from tests.components.model.comparison import gradient_of
 
@@ -79,6 +80,14 @@ def test_a_softmax_moves_few_bytes_a_logit(precision: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("precision", NARROW)
+def test_a_z_loss_moves_31_bytes_more_of_16_bits(precision: torch.dtype) -> None:
+    logits = torch.randn(64, 32_000).to(precision)
+    with Traffic() as traffic:
+        Softmax().to_penalized_gradient(logits, torch.randint(32_000, (64,)), 1e-5)
+    assert traffic.bytes / logits.numel() < 9.0 + 31.5
+
+
+@pytest.mark.parametrize("precision", NARROW)
 @pytest.mark.parametrize("scale", [0.01, 1.0, 12.0])
 def test_a_sum_told_by_rounded_probabilities_is_more_exact_than_any_one_of_them(
     precision: torch.dtype, scale: float
@@ -130,3 +139,26 @@ def test_only_the_gradient_that_a_pass_asks_for_is_made() -> None:
     with Traffic() as traffic:
         torch.autograd.grad(loss, hidden, retain_graph=True)
     assert traffic.bytes < 3 * size(hidden)
+
+
+@pytest.mark.parametrize(
+    ("precision", "z_loss"), [(torch.bfloat16, 1e-4), (torch.float16, 1e-5)]
+)
+def test_a_z_loss_that_is_finer_than_16_bits_is_not_rounded_away(
+    precision: torch.dtype, z_loss: float
+) -> None:
+    """It changes no probability by the half of its last digit, but it does change the sum."""
+    hidden, rows, targets = narrow_sides(precision)
+    gradients = []
+    for coefficient in (0.0, z_loss):
+        weight = rows.float().requires_grad_()  # so that its gradient is wide
+        with torch.autocast("cpu", precision):
+            loss, _ = penalized_cross_entropy(hidden, weight, targets, z_loss=coefficient)
+        gradients.append(torch.autograd.grad(loss, weight)[0])
+    wide = rows.double().requires_grad_()
+    squares = (hidden.double() @ wide.T).logsumexp(-1).square().mean()
+    (exact,) = torch.autograd.grad(z_loss * squares, wide)
+    found = (gradients[1] - gradients[0]).double()
+    # Roundings outweigh it entry by entry; what points along it is all of it.
+    along = (found * exact).sum() / exact.square().sum()
+    assert along.item() == pytest.approx(1.0, abs=0.1)

@@ -327,6 +327,16 @@ def test_capped_logits_have_their_derivative_beside_them() -> None:
     assert one - other == 1_024 * MIDDLE.padded_vocab_size * 2
 
 
+def test_a_z_loss_has_64_mib_of_logits_in_float32_at_most() -> None:
+    for rows, more in ((MIDDLE.padded_vocab_size, 2**26), (1_024, 4 * 1_024 * 1_024)):
+        shape = MIDDLE.model_copy(update={"padded_vocab_size": rows})
+        one, other = (
+            rank_memory(job(each, layout()), 0, ours().memory).loss
+            for each in (shape.model_copy(update={"z_loss": 1e-5}), shape)
+        )
+        assert one - other == pytest.approx(more)
+
+
 def test_layers_that_do_not_rotate_keep_queries_and_keys_once() -> None:
     kept = {}
     for skip_every in (None, 4, 1):
