@@ -13,6 +13,8 @@ from itertools import count
 from math import gcd
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from components.config.schema.sections import Parallelism
 from components.config.schema.types import Section
 from components.config.shape import ModelShape, divisors
@@ -208,17 +210,23 @@ def microbatch_sizes(
 
 
 class ParameterCounts(Section):
-    """Parameters by what they are; ``padding`` is beside the total, not in it."""
+    """Parameters by what they are; ``padding`` and ``mtp`` are beside the total, not in it."""
 
     total: int
     active: int
     embedding: int
     expert: int
     padding: int
+    mtp: int
 
     @classmethod
     def of(cls, shape: ModelShape) -> Self:
         return cls(**{name: getattr(shape, f"{name}_parameters") for name in cls.model_fields})
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, as_fields: SerializerFunctionWrapHandler) -> dict[str, int]:
+        counts: dict[str, int] = as_fields(self)
+        return {name: count for name, count in counts.items() if count or name != "mtp"}
 
 
 class FlopsPerToken(Section):
@@ -228,7 +236,8 @@ class FlopsPerToken(Section):
     that a token is multiplied with (its experts; the tied matrix once; no look-up), and
     12 x layers x attention width x sequence for the attention products (Narayanan et al. 2021,
     arXiv 2104.04473, section 5.1, in its per-token form). A layer with a window has that for
-    the sequence (as in OLMo-core and nanochat), and ``causal`` its visible pairs.
+    the sequence (as in OLMo-core and nanochat), and ``causal`` its visible pairs. Each depth of
+    ``mtp`` is a further layer like the last, with its map of two vectors and the head again.
     """
 
     full: int
@@ -239,11 +248,17 @@ class FlopsPerToken(Section):
         looked_up = shape.position_parameters
         if not shape.tied_embeddings:
             looked_up += shape.vocab_size * shape.dim
-        products = 6 * (shape.active_parameters - looked_up)
+        depth, idle = shape.mtp_depth, (shape.mlp.num_experts or 1) - (shape.mlp.top_k or 1)
+        again = shape.layer_parameters - idle * shape.mlp.expert_parameters(shape.dim)
+        again += shape.mtp_whole_parameters + shape.vocab_size * shape.dim
+        products = 6 * (shape.active_parameters - looked_up + depth * again)
         heads = shape.attention
         width = heads.num_heads * (heads.head_dim + heads.values)  # of scores, and of values
-        full = 6 * width * sum(shape.visible_keys(sequence_length))
-        causal = round(6 * width * shape.causal_keys(sequence_length))
+        seen = shape.visible_keys(sequence_length)
+        last = seen[-1]
+        full = 6 * width * (sum(seen) + depth * last)
+        pairs = depth * (last - last**2 / (2 * sequence_length))
+        causal = round(6 * width * (shape.causal_keys(sequence_length) + pairs))
         return cls(full=products + full, causal=products + causal)
 
 

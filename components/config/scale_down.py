@@ -70,8 +70,7 @@ def _narrow(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
     most = kept if groups == heads else min(groups, max(1, kept // 2))
     grouped = max(count for count in range(1, most + 1) if kept % count == 0)
     named.put(tree, "model.attention.num_kv_heads", grouped)
-    if full["attention"].get("key_value_rank") is not None:
-        _narrow_latent(tree, named, full)
+    _narrow_attention(tree, named, full)
     multiple = MULTIPLE if tree["precision"]["compute"] == FLOAT8 else FFN_MULTIPLE
     ffn_dim = round(ratio * model["dim"] / multiple) * multiple
     named.put(tree, "model.mlp.ffn_dim", min(ffn_dim, full["mlp"]["ffn_dim"]))
@@ -85,10 +84,11 @@ def _narrow(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
     named.put(tree, "optimizer.lr", float(f"{lr:.3g}"))
 
 
-def _narrow_latent(tree: Tree, named: UserOverrides, full: Any) -> None:
-    """Shrink parts of a head with the head, and ranks with the width."""
+def _narrow_attention(tree: Tree, named: UserOverrides, full: Any) -> None:
+    """Shrink parts of a head and what scales it with the head, and ranks with the width."""
     model: Any = tree["model"]
     ratios = {
+        "scale_dim": (model["attention"]["head_dim"], full["attention"]["head_dim"]),
         "rotary_dim": (model["attention"]["head_dim"], full["attention"]["head_dim"]),
         "value_dim": (model["attention"]["head_dim"], full["attention"]["head_dim"]),
         "query_rank": (model["dim"], full["dim"]),

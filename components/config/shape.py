@@ -5,13 +5,13 @@ counted too. A build on ``meta`` must agree to the last digit; the tests compare
 """
 
 from collections.abc import Callable, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from components.attention_windows import Window, window_of
+from components.attention_windows import Window, causal_keys, visible_keys
 from components.config.schema.types import Count
 from components.errors import RecipeError
 from components.ranges import Heads, Layers
@@ -44,6 +44,7 @@ class AttentionShape(_Part):
     qk_norm: NormShape | None = None
     qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
     windows: Annotated[tuple[Window, ...], Field(strict=False)] = ("full",)
+    scale_dim: Count | None = None
     key_value_rank: Count | None = None
     query_rank: Count | None = None
     rotary_dim: Count = 1
@@ -106,6 +107,12 @@ class AttentionShape(_Part):
         return self.qk_norm is not None and self.qk_norm_over == "each_head"
 
 
+class MTPShape(_Part):
+    """Blocks after the last layer that predict further tokens."""
+
+    depth: Layers
+
+
 TRAINED_SCALARS = {"xielu": 2}
 
 
@@ -163,19 +170,8 @@ class PositionsShape(_Part):
         return num_layers - (num_layers // self.skip_every if self.skip_every else 0)
 
 
-@cache
-def _visible_keys(windows: tuple[Window, ...], layers: int, length: int) -> tuple[int, ...]:
-    return tuple(min(window_of(windows, n) or length, length) for n in range(layers))
-
-
-@cache
-def _causal_keys(windows: tuple[Window, ...], layers: int, length: int) -> float:
-    seen = _visible_keys(windows, layers, length)
-    return sum(keys - keys * keys / (2 * length) for keys in seen)
-
-
 class ModelShape(_Part):
-    """A decoder with two norms a layer and a final one; an absent key is an absent feature.
+    """A decoder with norms in its layers and a final one; an absent key is an absent feature.
 
     Where there is a ``dense_mlp``, the first layers have it in place of experts.
     """
@@ -190,10 +186,12 @@ class ModelShape(_Part):
     norm: NormShape
     positions: PositionsShape
     embedding_norm: NormShape | None = None
-    norm_placement: Literal["before", "after"] = "before"
+    norm_placement: Literal["before", "after", "both"] = "before"
+    embedding_scale: Literal["none", "sqrt_dim"] = "none"
     dense_mlp: MLPShape | None = None
     num_dense_layers: Layers = 1
     logit_cap: float | None = None
+    mtp: MTPShape | None = None
     z_loss: float = 0.0
 
     def model_copy(
@@ -216,15 +214,11 @@ class ModelShape(_Part):
 
     def visible_keys(self, sequence_length: int) -> tuple[int, ...]:
         """List how many keys a query of each layer sees at most: its window, or all."""
-        return _visible_keys(self.attention.windows, self.num_layers, sequence_length)
+        return visible_keys(self.attention.windows, self.num_layers, sequence_length)
 
     def causal_keys(self, sequence_length: int) -> float:
-        """Count the keys that a query sees in all layers together, in the mean over queries.
-
-        Of s tokens all see w keys but the first w, which see half as many: w - w^2 / 2 s. Where
-        w is s it is the usual half.
-        """
-        return _causal_keys(self.attention.windows, self.num_layers, sequence_length)
+        """Count the keys that a query sees in all layers together, in the mean over queries."""
+        return causal_keys(self.attention.windows, self.num_layers, sequence_length)
 
     @property
     def vocabulary_matrices(self) -> int:
@@ -251,6 +245,11 @@ class ModelShape(_Part):
         layers = self.num_layers - self.leading_layers
         return layers * experts * self.mlp.expert_parameters(self.dim)
 
+    @property
+    def norms_per_layer(self) -> int:
+        """Norms of whole hidden states: one or two for attention, as many for the MLP."""
+        return 4 if self.norm_placement == "both" else 2
+
     @cached_property
     def layer_parameters(self) -> int:
         """One layer with all its experts, if it is none of the leading ones."""
@@ -260,13 +259,34 @@ class ModelShape(_Part):
             + experts * self.mlp.expert_parameters(self.dim)
             + self.mlp.shared_parameters(self.dim)
             + self.mlp.router_parameters(self.dim)
-            + 2 * self.norm.parameters(self.dim)
+            + self.norms_per_layer * self.norm.parameters(self.dim)
         )
+
+    @property
+    def mtp_depth(self) -> int:
+        """Blocks that predict further tokens, 0 where there are none."""
+        return 0 if self.mtp is None else self.mtp.depth
+
+    @property
+    def mtp_whole_parameters(self) -> int:
+        """What one of them has beside its layer: the map of two vectors to one, three norms."""
+        return 2 * self.dim**2 + 3 * self.norm.parameters(self.dim)
+
+    @property
+    def mtp_parameters(self) -> int:
+        """Parameters of all of them, which `total_parameters` leaves out, as publishers do."""
+        return self.mtp_depth * (self.layer_parameters + self.mtp_whole_parameters)
+
+    @property
+    def shares_ends(self) -> bool:
+        """Whether the last stage of a pipeline has the embedding, too."""
+        return self.tied_embeddings or self.mtp is not None
 
     @cached_property
     def whole_parameters(self) -> int:
         """Parameters of one layer that each tensor rank holds whole."""
-        count = 2 * self.norm.parameters(self.dim) + self.mlp.router_parameters(self.dim)
+        count = self.norms_per_layer * self.norm.parameters(self.dim)
+        count += self.mlp.router_parameters(self.dim)
         count += self.mlp.activation_parameters + self.attention.down_matrices(self.dim)
         if self.attention.norms_heads or self.attention.latent_norm is not None:
             count += self.attention.norm_parameters
@@ -305,72 +325,6 @@ class ModelShape(_Part):
 def divisors(number: int) -> list[int]:
     """List the divisors of ``number``."""
     return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def check_shape(shape: ModelShape) -> None:
-    """Raise a RecipeError for heads, vocabulary or experts that contradict each other."""
-    heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
-    if heads % groups:
-        legal = ", ".join(map(str, divisors(heads)))
-        problem = f"{groups} does not divide num_heads {heads}"
-        raise RecipeError("model.attention.num_kv_heads", problem, f"values that do: {legal}")
-    _check_latent(shape.attention)
-    if shape.padded_vocab_size < shape.vocab_size:
-        problem = f"{shape.padded_vocab_size:,} is below vocab_size {shape.vocab_size:,}"
-        remedy = f"give at least {shape.vocab_size:,}"
-        raise RecipeError("model.padded_vocab_size", problem, remedy)
-    experts, top_k = shape.mlp.num_experts, shape.mlp.top_k
-    if experts is not None and (top_k is None or top_k > experts):
-        problem = f"a token cannot go to {top_k} of {experts} experts"
-        raise RecipeError("model.mlp.top_k", problem, f"give a number from 1 to {experts}")
-    _check_groups(shape.mlp)
-    _check_leading(shape)
-
-
-def _check_leading(shape: ModelShape) -> None:
-    """Refuse dense layers at the begin of a model that has none with experts after them."""
-    if shape.dense_mlp is None:
-        return
-    if shape.mlp.num_experts is None:
-        problem = "first layers without experts, but the others have none either"
-        raise RecipeError("model.dense_mlp", problem, "set model.dense_mlp=null")
-    if shape.leading_layers >= shape.num_layers:
-        problem = f"{shape.leading_layers} of {shape.num_layers} layers leave none with experts"
-        remedy = f"give at most {shape.num_layers - 1}, or set model.dense_mlp=null"
-        raise RecipeError("model.num_dense_layers", problem, remedy)
-
-
-def _check_latent(attention: AttentionShape) -> None:
-    """Refuse latent attention whose heads share keys, rotate whole or have wider values."""
-    if attention.key_value_rank is None:
-        return
-    heads, width = attention.num_heads, attention.head_dim
-    if attention.num_kv_heads != heads:
-        problem = f"{attention.num_kv_heads}, but each of {heads} heads has keys of its own"
-        raise RecipeError("model.attention.num_kv_heads", problem, f"set {heads}")
-    if attention.rotary_dim >= width:
-        problem = f"{attention.rotary_dim} leaves nothing of head_dim {width} that stays"
-        raise RecipeError("model.attention.rotary_dim", problem, f"give less than {width}")
-    if attention.values > width:
-        problem = f"{attention.values} is more than head_dim {width}"
-        raise RecipeError("model.attention.value_dim", problem, f"give {width} or less")
-
-
-def _check_groups(mlp: MLPShape) -> None:
-    """Refuse groups that are none, or too small to have a token's experts."""
-    experts, groups, top = mlp.num_experts or 0, mlp.num_groups, mlp.top_groups
-    if groups == top == 1:
-        return
-    sizes = [n for n in divisors(experts) if experts >= 2 * n]
-    if groups not in sizes:
-        problem = f"{experts} experts cannot be in {groups} equal groups of two or more"
-        remedy = f"values that do: {', '.join(map(str, sizes)) or 1}"
-        raise RecipeError("model.mlp.num_groups", problem, remedy)
-    least = -(-(mlp.top_k or 1) * groups // experts)
-    if not least <= top <= groups:
-        problem = f"{top} of {groups} groups cannot give a token its {mlp.top_k} experts"
-        remedy = f"give a number from {least} to {groups}"
-        raise RecipeError("model.mlp.top_groups", problem, remedy)
 
 
 Balance = Literal["layers", "layers_and_ends"]

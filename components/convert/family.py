@@ -74,8 +74,18 @@ PLAIN_ATTENTION = Need(
     "its attention is not latent",
     lambda m: m.attention.key_value_rank is None,
 )
-# What all need.
+# What all need, but where a class says otherwise.
 NO_CAP = Need("logit_cap", "it does not cap its logits", lambda m: m.logit_cap is None)
+AS_EMBEDDED = Need(
+    "embedding_scale",
+    "it does not multiply its embeddings",
+    lambda m: m.embedding_scale == "none",
+)
+OWN_SCALE = Need(
+    "attention.scale_dim",
+    "it divides scores by the root of its heads' width",
+    lambda m: m.attention.scale_dim in {None, m.attention.head_dim},
+)
 NO_EMBEDDING_NORM = Need(
     "embedding_norm", "it does not normalize embeddings", lambda m: m.embedding_norm is None
 )
@@ -88,6 +98,7 @@ Section = dict[str, Any]
 class HFFamily(ABC):
     """One class of Hugging Face, beside our decoder.
 
+    ``needs`` are what a model must have, ``usual`` what all classes need but for a few.
     ``keys`` are those of ``config.json`` that change what is computed, without the vocabulary:
     what the class takes where one is absent, and what it is of a model of ours. ``trained`` are
     those that training reads, and what the class takes; ``spellings`` are older names of
@@ -101,6 +112,7 @@ class HFFamily(ABC):
     prefix: str  # left out by some published folders
     no_weights: re.Pattern[str]  # buffers that some published folders hold
     needs: ClassVar[tuple[Need, ...]]
+    usual: ClassVar[tuple[Need, ...]] = (NO_CAP, AS_EMBEDDED, OWN_SCALE)
     keys: ClassVar[ConfigKeys]
     trained: ClassVar[Mapping[str, Any]]
     spellings: ClassVar[Mapping[str, str]] = {}
@@ -133,6 +145,10 @@ class HFFamily(ABC):
     def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
         """Return the other keys: what training or a cache reads."""
 
+    def leaves_out(self, features: Features, name: str) -> bool:
+        """Whether a folder's tensor is none of the model that the recipe has."""
+        return bool(self.no_weights.search(name))
+
     @abstractmethod
     def links(self, features: Features) -> Iterator[TensorLink]:
         """List all tensors of the class, with ours."""
@@ -164,7 +180,7 @@ def all_families() -> tuple[HFFamily, ...]:
 def choose_family(features: Features) -> HFFamily:
     """Take the family with every feature, or raise a RecipeError of what the nearest lack."""
     unmet = {
-        family: [need for need in (*family.needs, NO_CAP) if not need.is_met(features)]
+        family: [need for need in (*family.needs, *family.usual) if not need.is_met(features)]
         for family in all_families()
     }
     fewest = min(map(len, unmet.values()))

@@ -15,7 +15,8 @@ from components.errors import RecipeError
 
 _TRAINING = frozenset({
     *("init_from", "std", "residual", "padding_row", "layer_scaling", "backends"),
-    *("auxiliary_scope", "z_loss", "path", "cutoff", "embedding_std", "head_std"),
+    *("auxiliary_scope", "z_loss", "path", "loss_weight", "cutoff", "embedding_std"),
+    "head_std",
 })
 
 
@@ -121,6 +122,7 @@ _PARTS: Mapping[str, type[BaseModel]] = {
     "attention": AttentionFeatures,
     "mlp": MLPFeatures,
     "dense_mlp": MLPFeatures,
+    "mtp": shape.MTPShape,
 }
 
 

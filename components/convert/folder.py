@@ -12,6 +12,7 @@ from components.config.schema.recipe import Recipe
 from components.convert.family import HFFamily, choose_family
 from components.convert.features import Features, read_features
 from components.convert.hf_shards import MAX_SHARD_BYTES, write_shards
+from components.convert.links import FURTHER
 from components.convert.tokenizer import write_tokenizer
 from components.errors import RecipeError
 from components.run.records import Results
@@ -63,6 +64,7 @@ def _figures(
         ("recipe", f"`{recipe.name}`, scale `{recipe.scale.name}`"),
         ("fingerprint", f"`{recipe.fingerprint()}`"),
         ("parameters", f"{recipe.derived.parameters.total:,}"),
+        *_further(recipe),
         ("trained", f"{tokens:,} of {budget.total_tokens:,} tokens, {step:,} steps"),
         ("sequence length", f"{budget.sequence_length:,} tokens"),
         ("data", shares or f"{', '.join(data.names)}: shares by the rule {data.mixture}"),
@@ -80,6 +82,13 @@ def _figures(
         f"smoothed unigram model, {plain}": held_out.unigram_unweighted,
     }
     return rows + [(k, f"{v:.4f} nats a token") for k, v in losses.items() if v is not None]
+
+
+def _further(recipe: Recipe) -> list[tuple[str, str]]:
+    """Say what was trained beside the model, if anything was."""
+    count = recipe.derived.parameters.mtp
+    said = f"{count:,} beside them, if the class has a place for these"
+    return [("parameters that predict further tokens", said)] if count else []
 
 
 def _brief(value: object) -> str:
@@ -178,6 +187,8 @@ def their_tensors(
         theirs = link.to_theirs(ours)
         linked.update(link.ours)
         for name, tensor in zip(link.theirs, theirs, strict=True):
-            yield name, tensor[:rows] if link.is_vocabulary else tensor
-    left = set(parameters) - linked
+            tensor = tensor[:rows] if link.is_vocabulary else tensor
+            yield name, tensor.clone() if link.is_copy else tensor  # else one memory
+    # What predicts further tokens serves training; few classes have a place for it.
+    left = {name for name in set(parameters) - linked if not name.startswith(FURTHER)}
     assert not left, f"{family.architecture} has no place for {sorted(left)}"

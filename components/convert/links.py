@@ -12,6 +12,7 @@ from torch import Tensor
 
 from components.convert.features import Features
 
+FURTHER = "mtp."  # begins our names of what predicts further tokens
 _NAMED = 6  # names in one message; the rest are counted
 Turn = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
@@ -21,13 +22,17 @@ def _transposed(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 class TensorLink(NamedTuple):
-    """Tensors of ours and of theirs that hold the same numbers; most links only rename."""
+    """Tensors of ours and of theirs that hold the same numbers; most links only rename.
+
+    One that ``is_copy`` is written beside another link of the same tensors, and not read.
+    """
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
     to_theirs: Turn = tuple
     to_ours: Turn = tuple
     is_vocabulary: bool = False
+    is_copy: bool = False
 
 
 def same(ours: str, theirs: str) -> TensorLink:
@@ -51,6 +56,24 @@ def turned(ours: str, theirs: str) -> Iterator[TensorLink]:
     """Join a linear map to one that stores its weight as ``(inputs, outputs)``."""
     yield TensorLink((f"{ours}.weight",), (f"{theirs}.weight",), _transposed, _transposed)
     yield same(f"{ours}.bias", f"{theirs}.bias")
+
+
+def one_less(ours: str, theirs: str) -> TensorLink:
+    """Join a weight to one whose class adds 1 to it.
+
+    Exact to the last bit from 1/2 on, else to half a unit in the last place of 1: 6e-8 in
+    float32. Narrower weights are widened first, or what is much less than 1 would be lost.
+    """
+
+    def widened(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+    return TensorLink(
+        (ours,),
+        (theirs,),
+        to_theirs=lambda tensors: [tensors[0] - 1],
+        to_ours=lambda tensors: [widened(tensors[0]) + 1],
+    )
 
 
 def unstacked(ours: str, theirs: Sequence[str]) -> TensorLink:

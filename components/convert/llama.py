@@ -77,6 +77,8 @@ class Llama(HFFamily):
     norms = ("input_layernorm", "post_attention_layernorm")  # of attention, and of the MLP
     default_base = 10_000.0
     ffn_key = "intermediate_size"
+    activation_key = "hidden_act"
+    norm_link = staticmethod(same)
     needs: ClassVar[tuple[Need, ...]] = (
         family.ROTARY,
         family.RMS_NORM,
@@ -169,11 +171,11 @@ class Llama(HFFamily):
 
     def mlp(self, config: Mapping[str, Any]) -> Section:
         """Return the node of the MLP."""
-        read = self.read(config)
+        read, act = self.read(config), self.activation_key
         return {
             "_target_": MLP,
             "ffn_dim": read[self.ffn_key],
-            "activation": family.named_here("hidden_act", read["hidden_act"], _ACTIVATIONS),
+            "activation": family.named_here(act, read[act], _ACTIVATIONS),
             "gated": True,
             "bias": read.get("mlp_bias", False),
         }
@@ -193,19 +195,24 @@ class Llama(HFFamily):
         has_weight = features.norm.weight
         yield vocabulary("embedding.weight", "model.embed_tokens.weight")
         for layer in range(features.num_layers):
-            ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-            if has_weight:
-                yield same(f"{ours}.attention_norm.weight", f"{theirs}.{self.norms[0]}.weight")
-            attention = f"{ours}.attention", f"{theirs}.self_attn"
-            yield from self.attention_links(features, *attention)
-            if has_weight:
-                norm = f"{theirs}.{self.norms[1]}.weight"
-                yield same(f"{ours}.mlp_norm.weight", norm)
-            yield from self.layer_links(features, layer, f"{ours}.mlp", f"{theirs}.mlp")
+            yield from self.block_links(features, layer, f"layers.{layer}")
         if has_weight:
-            yield same("final_norm.weight", "model.norm.weight")
+            yield self.norm_link("final_norm.weight", "model.norm.weight")
         if not features.tied_embeddings:
             yield vocabulary("head.weight", "lm_head.weight")
+
+    def block_links(self, features: Features, layer: int, ours: str) -> Iterator[TensorLink]:
+        """Link one layer, with the class's of this number."""
+        theirs = f"model.layers.{layer}"
+        if features.norm.weight:
+            norm = f"{theirs}.{self.norms[0]}.weight"
+            yield self.norm_link(f"{ours}.attention_norm.weight", norm)
+        attention = f"{ours}.attention", f"{theirs}.self_attn"
+        yield from self.attention_links(features, *attention)
+        if features.norm.weight:
+            norm = f"{theirs}.{self.norms[1]}.weight"
+            yield self.norm_link(f"{ours}.mlp_norm.weight", norm)
+        yield from self.layer_links(features, layer, f"{ours}.mlp", f"{theirs}.mlp")
 
     def attention_links(
         self, features: Features, ours: str, theirs: str
@@ -215,7 +222,8 @@ class Llama(HFFamily):
             bias = features.attention.bias
             yield from module(f"{ours}.{name}", f"{theirs}.{name[0]}_proj", bias=bias)
         for name in ("query", "key") if features.attention.qk_norm is not None else ():
-            yield same(f"{ours}.{name}_norm.weight", f"{theirs}.{name[0]}_norm.weight")
+            norm = f"{theirs}.{name[0]}_norm.weight"
+            yield self.norm_link(f"{ours}.{name}_norm.weight", norm)
 
     def layer_links(
         self, features: Features, layer: int, ours: str, theirs: str

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from components.convert import family
 from components.convert.family import ConfigKeys, Need, Section
 from components.convert.features import Features
-from components.convert.links import TensorLink, pairs_apart, same
+from components.convert.links import TensorLink, pairs_apart, same, vocabulary
 from components.convert.llama import EXPERTS as EXPERTS_CLASS
 from components.convert.llama import Llama, Olmoe, expert_links, is_gated, is_gated_mlp, without
 
@@ -70,6 +70,10 @@ class Qwen3Moe(Olmoe):
         return section
 
 
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+# The weight of most of the run: arXiv 2412.19437, section 4.2; the file does not say.
+_MTP = {"_target_": "components.model.mtp.MultiTokenPrediction", "_partial_": True}
+_MTP |= {"loss_weight": 0.3}
 _LATENT_EPS = 1e-6  # written into the class
 _LATENT_NORM = {"_target_": "components.model.norms.Norm", "_partial_": True}
 _LATENT_NORM |= {"eps": _LATENT_EPS, "center": False, "weight": True, "bias": False}
@@ -78,18 +82,18 @@ _LATENT_NORM |= {"eps": _LATENT_EPS, "center": False, "weight": True, "bias": Fa
 class DeepseekV3(Llama):
     """Latent attention, a shared expert, and experts chosen by sigmoids, groups and biases.
 
-    https://arxiv.org/abs/2412.19437, without the modules that predict further tokens. In the
-    published folders channels that rotate lie pair by pair, here the first of each pair first.
+    https://arxiv.org/abs/2412.19437. Layers after the last predict further tokens, under the
+    names of the published folders (README_WEIGHTS.md of deepseek-ai/DeepSeek-V3); the class of
+    ``transformers`` leaves them aside. In these folders channels that rotate lie pair by pair,
+    here the first of each pair first.
     """
 
     model_type = "deepseek_v3"
     architecture = "DeepseekV3ForCausalLM"
     ffn_key = "moe_intermediate_size"
     # The first is read where a layer has it; the others are training's, and what is left aside.
-    unread = frozenset({
-        *("intermediate_size", "aux_loss_alpha", "seq_aux", "ep_size"),
-        "num_nextn_predict_layers",
-    })
+    unread = frozenset({"intermediate_size", "aux_loss_alpha", "seq_aux", "ep_size"})
+    trained: ClassVar[Mapping[str, Any]] = {**Llama.trained, "num_nextn_predict_layers": 0}
     plain: ClassVar[Mapping[str, Any]] = {
         "moe_layer_freq": 1,
         "scoring_func": "sigmoid",
@@ -100,8 +104,6 @@ class DeepseekV3(Llama):
         "first_k_dense_replace": 0,
         "n_shared_experts": 0,
     }
-    # The layer after the last predicts a further token, and is not computed here.
-    no_weights = re.compile(r"rotary_emb\.inv_freq$|^model\.layers\.61\.")
     needs = (
         Need(
             "attention.key_value_rank",
@@ -181,7 +183,8 @@ class DeepseekV3(Llama):
         return super().stated(named) | dense
 
     def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
-        return super().training(features, context_tokens) | {"num_nextn_predict_layers": 0}
+        further = {"num_nextn_predict_layers": features.mtp_depth}
+        return super().training(features, context_tokens) | further
 
     def section(self, config: Mapping[str, Any]) -> Section:
         read, section = self.read(config), super().section(config)
@@ -198,6 +201,8 @@ class DeepseekV3(Llama):
         if leading := read["first_k_dense_replace"]:
             dense = super().mlp(config) | {"ffn_dim": read["intermediate_size"]}
             section |= {"dense_mlp": dense | {"_partial_": True}, "num_dense_layers": leading}
+        if depth := read["num_nextn_predict_layers"]:
+            section["mtp"] = _MTP | {"depth": depth}
         return section
 
     def mlp(self, config: Mapping[str, Any]) -> Section:
@@ -221,6 +226,25 @@ class DeepseekV3(Llama):
             "top_groups": read["topk_group"],
             "balance_rate": 0.001,  # arXiv 2412.19437, section 4.2; the file does not say
         }
+
+    def leaves_out(self, features: Features, name: str) -> bool:
+        layer = _LAYER.match(name)
+        further = layer is not None and int(layer[1]) >= features.num_layers
+        return further or super().leaves_out(features, name)
+
+    def links(self, features: Features) -> Iterator[TensorLink]:
+        yield from super().links(features)
+        first = features.num_layers
+        for layer in range(first, first + features.mtp_depth):
+            ours, theirs = f"mtp.{layer}", f"model.layers.{layer}"
+            yield from self.block_links(features, layer, f"{ours}.layer")
+            names = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "projection": "eh_proj"}
+            for name, other in (names | {"final_norm": "shared_head.norm"}).items():
+                yield same(f"{ours}.{name}.weight", f"{theirs}.{other}.weight")
+            head = "embedding.weight" if features.tied_embeddings else "head.weight"
+            copies = {"embed_tokens": "embedding.weight", "shared_head.head": head}
+            for other, rows in copies.items():
+                yield vocabulary(rows, f"{theirs}.{other}.weight")._replace(is_copy=True)
 
     def attention_links(
         self, features: Features, ours: str, theirs: str

@@ -18,8 +18,8 @@ from components.convert.llama import SAME_NORM, Llama, is_gated, without
 from components.model.mlp import XIELU
 
 INTERLEAVED = "components.model.positions.InterleavedRotary"
-_GATED = Need("mlp", "its MLP is gated and has no bias", is_gated)
-_EACH_HEAD = Need(
+GATED = Need("mlp", "its MLP is gated and has no bias", is_gated)
+EACH_HEAD = Need(
     "attention.qk_norm",
     "it normalizes each head of queries and keys, else like all",
     lambda m: m.attention.norms_heads and m.attention.qk_norm == m.norm,
@@ -50,7 +50,7 @@ class Olmo2(Llama):
         ),
         family.ROTARY,
         family.EVEN_HEADS,
-        _GATED,
+        GATED,
         *_SHARED,
     )
     keys: ClassVar[ConfigKeys] = without("head_dim", "mlp_bias") | {
@@ -70,10 +70,10 @@ class Qwen3(Llama):
     architecture = "Qwen3ForCausalLM"
     unread = _WINDOW
     needs = (
-        _EACH_HEAD,
+        EACH_HEAD,
         family.ROTARY,
         family.NORM_BEFORE,
-        _GATED,
+        GATED,
         *_SHARED,
     )
     keys: ClassVar[ConfigKeys] = (
@@ -170,7 +170,7 @@ class Apertus(Llama):
     norms = ("attention_layernorm", "feedforward_layernorm")
     default_base = 12_000_000.0
     needs = (
-        _EACH_HEAD,
+        EACH_HEAD,
         Need(
             "mlp",
             "its MLP is plain xIELU without bias",

@@ -17,7 +17,7 @@ from components.convert import universal
 from components.convert.family import HFFamily, choose_family
 from components.convert.features import Features, read_features
 from components.convert.hf_shards import ShardReader
-from components.convert.links import TensorLink, name_differences
+from components.convert.links import FURTHER, TensorLink, name_differences
 from components.convert.tokenizer import count_pieces
 from components.distributed.weight_shards import rows_of
 from components.errors import RecipeError
@@ -60,7 +60,8 @@ def read_folder(
 
     Raises:
         RecipeError: the folder holds another kind or size of model, another vocabulary,
-            missing or unknown tensors, or tensors of another shape.
+            missing or unknown tensors, or tensors of another shape; or nothing of it predicts
+            further tokens, as the model does.
     """
     features = read_features(section)
     if (folder / universal.PARTS).is_dir():
@@ -74,9 +75,9 @@ def read_folder(
     config = read_mapping(folder / "config.json", remedy=NO_FOLDER)
     _check_config(str(folder / "config.json"), config, family, features)
     _check_vocabulary(folder, features, config.get("vocab_size"), tokenizer_vocab_size)
-    links = list(family.links(features))
+    links = [link for link in family.links(features) if not link.is_copy]
     with ShardReader(folder) as shards:
-        found = _match_names(folder, shards.names(), family, links)
+        found = _match_names(folder, shards.names(), family, links, features)
         remedy = "the folder contradicts its own config.json; fetch it again"
         _fill(model, shards, links, found=found, rows=config["vocab_size"], remedy=remedy)
 
@@ -93,6 +94,9 @@ def _fill(
     """Copy every linked tensor, by the folder's names that ``found`` has for the links'."""
     parameters = dict[str, Tensor](model.named_parameters()) | dict(model.named_buffers())
     unlinked = set(parameters) - {name for link in links for name in link.ours}
+    if any(name.startswith(FURTHER) for name in unlinked):
+        problem = "nothing in these weights predicts further tokens"
+        raise RecipeError("model.mtp", problem, "set model.mtp=null, or model.init_from=none")
     assert not unlinked, f"the weights have no place for {sorted(unlinked)}"
     held = [link for link in links if all(name in parameters for name in link.ours)]
     for link in held:  # all shapes are compared first, with ours exported
@@ -156,7 +160,11 @@ def _check_vocabulary(
 
 
 def _match_names(
-    folder: Path, names: Sequence[str], family: HFFamily, links: Sequence[TensorLink]
+    folder: Path,
+    names: Sequence[str],
+    family: HFFamily,
+    links: Sequence[TensorLink],
+    features: Features,
 ) -> dict[str, str]:
     """Map the class's names to the folder's, which may lack the prefix."""
     wanted = {name for link in links for name in link.theirs}
@@ -167,7 +175,7 @@ def _match_names(
         is_tied_head = name == "lm_head.weight" and name not in wanted
         if full in wanted:
             found[full] = name
-        elif not (is_tied_head or family.no_weights.search(name)):
+        elif not (is_tied_head or family.leaves_out(features, name)):
             unknown.append(name)
     if said := name_differences(sorted(wanted - found.keys()), unknown):
         remedy = "fetch the folder again, or name one that holds this model whole"

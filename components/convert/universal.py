@@ -127,10 +127,12 @@ def _check_parts(folder: Path, features: Features) -> None:
         "norm": norm.kind == "LayerNorm with weight and bias",
         "norm_placement": features.norm_placement == "before",
         "embedding_norm": features.embedding_norm in {None, norm},
+        "embedding_scale": features.embedding_scale == "none",
         "mlp": mlp.is_plain and mlp.bias,
         "attention.bias": attention.bias,
         "attention.num_kv_heads": attention.num_kv_heads == attention.num_heads,
         "attention.qk_norm": attention.qk_norm is None,
+        "attention.scale_dim": attention.scale_dim is None,
     }
     if lacking := [f"model.{key}" for key, is_met in has.items() if not is_met]:
         raise RecipeError(

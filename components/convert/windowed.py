@@ -13,19 +13,36 @@ from components.convert.family import ConfigKeys, Need, Section
 from components.convert.features import Features
 from components.convert.llama import SAME_NORM, Llama, scaling_of, stated_scaling, without
 from components.convert.newer_llama import Olmo2
+from components.errors import RecipeError
 
-_FULL, _WINDOW = "full_attention", "sliding_attention"
+FULL, WINDOW = "full_attention", "sliding_attention"
+ONE_WINDOW = Need(
+    "attention.windows",
+    "some of its layers have a window, all of one length",
+    lambda m: m.attention.window is not None,
+)
 
 
-def _layer_types(features: Features) -> list[str]:
+def layer_types(features: Features) -> list[str]:
+    """Say of each layer whether it has a window."""
     windows = (window_of(features.attention.windows, n) for n in range(features.num_layers))
-    return [_FULL if window is None else _WINDOW for window in windows]
+    return [FULL if window is None else WINDOW for window in windows]
 
 
-def _rotations(base: Any, scaling: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+def types_of(layers: int, every: int) -> list[str]:
+    """Say it of layers that have one but for each ``every``-th."""
+    return [WINDOW if (layer + 1) % every else FULL for layer in range(layers)]
+
+
+def rotations_of(
+    base: Any, scaling: dict[str, Any] | None, *, local: Any = None
+) -> dict[str, dict[str, Any]]:
     """Write the two rotations as newer releases of the class have them."""
     plain = {"rope_type": "default", "rope_theta": base}
-    return {_WINDOW: plain, _FULL: plain if scaling is None else plain | scaling}
+    return {
+        WINDOW: plain if local is None else plain | {"rope_theta": local},
+        FULL: plain if scaling is None else plain | scaling,
+    }
 
 
 class Olmo3(Llama):
@@ -37,11 +54,7 @@ class Olmo3(Llama):
     norms = Olmo2.norms
     default_base = 500_000.0
     needs: ClassVar[tuple[Need, ...]] = (
-        Need(
-            "attention.windows",
-            "some of its layers have a window, all of one length",
-            lambda m: m.attention.window is not None,
-        ),
+        ONE_WINDOW,
         Need(
             "positions.local_base",
             "its layers with a window turn by the same base, and are never slowed",
@@ -55,24 +68,24 @@ class Olmo3(Llama):
     keys: ClassVar[ConfigKeys] = {
         **Olmo2.keys,
         "sliding_window": (4_096, lambda m: m.attention.window),
-        "layer_types": (None, _layer_types),
+        "layer_types": (None, layer_types),
         # Older releases read the two keys above it, which is all of it here.
         "rope_parameters": (
             None,
-            lambda m: _rotations(m.positions.base, scaling_of(m.positions.scaling)),
+            lambda m: rotations_of(m.positions.base, scaling_of(m.positions.scaling)),
         ),
     }
 
     def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
         newer = config.get("rope_parameters") or {}
-        whole = dict(newer.get(_FULL) or {})
+        whole = dict(newer.get(FULL) or {})
         read = super().stated({**config, "rope_parameters": whole})
         layers = read["num_hidden_layers"]
-        types = [_WINDOW if (layer + 1) % 4 else _FULL for layer in range(layers)]
-        rotations = _rotations(read["rope_theta"], read["rope_scaling"])
-        if local := dict(newer.get(_WINDOW) or {}):
+        types = types_of(layers, 4)
+        rotations = rotations_of(read["rope_theta"], read["rope_scaling"])
+        if local := dict(newer.get(WINDOW) or {}):
             base = local.pop("rope_theta", self.default_base)
-            rotations[_WINDOW] = _rotations(base, stated_scaling(local))[_FULL]
+            rotations[WINDOW] = rotations_of(base, stated_scaling(local))[FULL]
         return read | {
             "layer_types": (read["layer_types"] or types)[:layers],
             "rope_parameters": rotations,
@@ -81,12 +94,15 @@ class Olmo3(Llama):
     def rotations(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "rope_scaling", config.get("rope_scaling") or {}
         for kind, numbers in (config.get("rope_parameters") or {}).items():
+            if kind not in {FULL, WINDOW}:
+                problem = f"{numbers!r} is of no kind of layer"
+                raise RecipeError(f"rope_parameters.{kind}", problem, f"use {FULL}, {WINDOW}")
             yield f"rope_parameters.{kind}", numbers
 
     def section(self, config: Mapping[str, Any]) -> Section:
         section, read = super().section(config), self.read(config)
         wide: Window = read["sliding_window"]
-        kinds = [wide if kind == _WINDOW else "full" for kind in read["layer_types"]]
+        kinds = [wide if kind == WINDOW else "full" for kind in read["layer_types"]]
         section["attention"] |= {"qk_norm": SAME_NORM, "windows": shortest_pattern(kinds)}
         return section | {"norm_placement": "after"}
 

@@ -141,6 +141,23 @@ class LossMask:
         return counted
 
 
+def counted_further(
+    counted: Bool[Tensor, "*batch length"],
+    by: int,
+    documents: Int[Tensor, "*batch length"] | None,
+) -> Bool[Tensor, "*batch length"]:
+    """Say of each position whether the target of that which is ``by`` further counts for it.
+
+    Behind the end of a row there is none. Where attention knows ``documents``, all that is
+    between the two must be of one: of another's tokens nothing is to be predicted.
+    """
+    further = torch.zeros_like(counted)
+    further[..., :-by] = counted[..., by:]
+    if documents is not None:
+        further[..., :-by] &= documents[..., by:] == documents[..., :-by]
+    return further
+
+
 @cache
 def _table() -> Float[Tensor, " size"]:
     """Draw the numbers on the CPU, whose generator is not other devices'."""

@@ -7,7 +7,7 @@ values of all ranks; everything else in a decoder works token by token and does 
 """
 
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,8 @@ from typing_extensions import override
 from components.distributed.collectives import gather_rows
 from components.model import attention_kernels
 from components.model.attention import AttentionCore, ForwardScope, QueryBlock
-from components.model.decoder import Decoder, Layer
+from components.model.decoder import Decoder
+from components.model.mtp import all_layers
 
 
 def split_sequence(decoder: Decoder, mesh: DeviceMesh) -> None:
@@ -33,7 +34,7 @@ def split_sequence(decoder: Decoder, mesh: DeviceMesh) -> None:
         return
     decoder.places = SequencePart.here(mesh).places
     decoder.sequence_parts = mesh.size()
-    for layer in cast("list[Layer]", list(decoder.layers.values())):
+    for layer in all_layers(decoder).values():
         layer.attention.core = ContextCore(layer.attention.core, mesh)
 
 

@@ -58,10 +58,12 @@ def shard_weights(decoder: Decoder, mesh: Mesh, *, dtypes: StateDtypes) -> None:
         axes = concatenated([mesh.dense.replicate, axes])
     shard = partial(fully_shard, mesh=axes, mp_policy=policy)
     layers = list(decoder.layers.values())
-    if decoder.embedding is not None and decoder.head is not None:
+    if decoder.embedding is not None and decoder.head is not None and decoder.mtp is None:
         shard(decoder.embedding, reshard_after_forward=True)
     for layer in layers:
         shard(layer, reshard_after_forward=layer is not layers[-1])
+    for depth in decoder.mtp.values() if decoder.mtp is not None else ():
+        shard(depth, reshard_after_forward=False)
     shard(decoder, reshard_after_forward=False)
 
 

@@ -53,20 +53,26 @@ def take_tally(
 
 
 def figures_of(
-    decoder: Decoder, tally: RoutingTally | None, loss: Tensor, penalty: Tensor | None = None
+    decoder: Decoder,
+    tally: RoutingTally | None,
+    loss: Tensor,
+    penalty: Tensor | None = None,
+    further: Tensor | None = None,
 ) -> Tensor:
     """Return loss, auxiliary loss, the fullest expert's load over the mean, pairs left out.
 
     A ``penalty`` that is in the loss counts as auxiliary; the first two together are as given.
+    The fifth is the loss of ``further`` tokens, 0 where none are predicted.
     """
     zero = torch.zeros_like(loss)
     added = zero if penalty is None else penalty
     loss = loss if penalty is None else loss - penalty
+    further = zero if further is None else further
     if tally is None:
-        return torch.stack([loss, added, zero + 1, zero])
+        return torch.stack([loss, added, zero + 1, zero, further])
     auxiliary = expert_layers(decoder)[0].penalty(tally).to(loss) + added
     rest = auxiliary, tally.largest_over_mean, tally.pooled.beyond
-    return torch.stack([loss, *(each.to(loss) for each in rest)])
+    return torch.stack([loss, *(each.to(loss) for each in rest), further])
 
 
 Dispatch = Literal["all_gather", "all_to_all"]

@@ -24,10 +24,11 @@ def cut_stage(decoder: Decoder, layers: Sequence[int], *, first: bool, last: boo
     """Leave only one stage's parts; say whether its embedding has a twin on another stage.
 
     The first stage embeds, the last one normalizes, maps to logits and takes the loss. Where
-    the head is the embedding's weight, both ends keep it. Names stay those of the whole. Both
-    ends on one rank are no twins: see `share_ends`.
+    the head is the embedding's weight, or further tokens are embedded for their prediction,
+    both ends keep it. Names stay those of the whole. Both ends on one rank are no twins: see
+    `share_ends`.
     """
-    tied = decoder.head is None and not (first and last)
+    tied = (decoder.head is None or decoder.mtp is not None) and not (first and last)
     for name in [name for name in decoder.layers if int(name) not in layers]:
         del decoder.layers[name]
     if not first:
@@ -37,12 +38,12 @@ def cut_stage(decoder: Decoder, layers: Sequence[int], *, first: bool, last: boo
         if not (last and tied):
             decoder.embedding = None
     if not last:
-        decoder.final_norm = decoder.head = None
+        decoder.final_norm = decoder.head = decoder.mtp = None
     return tied and (first or last)
 
 
 def share_ends(stages: Sequence[Decoder]) -> None:
-    """Let a tied head on the embedding's own rank use its weight; call it after `to_empty`."""
+    """Let a last stage on the embedding's own rank use its weight; call it after `to_empty`."""
     first, last = stages[0].embedding, stages[-1].embedding
     if first is not last and first is not None and last is not None:
         last.weight = first.weight
@@ -218,7 +219,8 @@ class Pipeline:
             gives = (_expected((), self._wide),) if last else self._between
             place = index, count, self._device
             lean = LeanStage(stage, *place, given, gives, group=self._group)
-            lean.splits_backward = self._splits_backward
+            # What further tokens embed comes of no input: torch would free its graph too early.
+            lean.splits_backward = self._splits_backward and stage.decoder.mtp is None
             lean.on_weight_gradients = partial(self._take, stage.decoder)
             stages.append(lean)
         kind = SCHEDULES[self._schedule]

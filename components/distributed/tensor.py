@@ -36,6 +36,7 @@ from components.model.decoder import Decoder, Layer
 from components.model.latent_attention import LatentAttention
 from components.model.loss import Readout
 from components.model.mlp import MLP
+from components.model.mtp import all_layers
 from components.model.norms import Norm
 from components.model.positions import Placement as Placed
 from components.model.softmax import Softmax, chunks, log_sums, sum_dtype
@@ -65,7 +66,7 @@ def split_tensors(
     _check(decoder, mesh.size())
     split = _Split(mesh, HiddenLayout(mesh.get_group(), sequence_parallel), reduce)
     _split_ends(decoder, split)
-    for index, layer in decoder.layers.items():
+    for index, layer in all_layers(decoder).items():
         _split_layer(cast("Layer", layer), split, index=int(index))
 
 
@@ -89,7 +90,11 @@ class _Split(NamedTuple):
 def _split_ends(decoder: Decoder, split: _Split) -> None:
     """Split what stands before the first layer and after the last, as far as it is here."""
     mesh, between, _ = split
-    for module in (decoder.embedding_norm, decoder.positions, decoder.final_norm):
+    whole = [decoder.embedding_norm, decoder.positions, decoder.final_norm]
+    for depth in decoder.mtp.values() if decoder.mtp is not None else ():
+        # Whole projections: each rank maps its slice, or repeats what the others do.
+        whole += [part for part in depth.children() if not isinstance(part, Layer)]
+    for module in whole:
         if module is not None:
             replicate_parameters(module, mesh, shares=split.of_slices)
     if decoder.embedding is not None:
@@ -114,7 +119,7 @@ def _slice_embedded(
 def _split_layer(layer: Layer, split: _Split, *, index: int) -> None:
     attention, mlp = layer.attention, cast("MLP", layer.mlp)
     mesh = split.mesh
-    for norm in (layer.attention_norm, layer.mlp_norm):
+    for norm in layer.norms:
         replicate_parameters(norm, mesh, shares=split.of_slices)
     widening = [one for one in (mlp.gate, mlp.up) if one is not None]
     for block, maps, output in (
@@ -188,7 +193,7 @@ def _split_norm(attention: Attention, name: str, split: _Split, *, dim: int) -> 
 
 
 def _check(decoder: Decoder, ranks: int) -> None:
-    for layer in cast("list[Layer]", list(decoder.layers.values())):
+    for layer in all_layers(decoder).values():
         if not isinstance(layer.mlp, MLP):
             problem = f"{ranks}, but experts are not split over this axis yet"
             raise RecipeError("parallelism.tensor", problem, "set parallelism.tensor=1")

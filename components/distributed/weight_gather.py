@@ -113,6 +113,9 @@ class WeightGather:
 def _called(stage: nn.Module) -> Iterator[nn.Module]:
     """Give the modules whose calls run hooks, each with weights that no other of them has."""
     for child in stage.children():
+        if child is getattr(stage, "mtp", None):
+            yield from child.children()
+            continue
         if child is not getattr(stage, "layers", None):
             yield child
             continue

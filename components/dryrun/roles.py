@@ -24,7 +24,7 @@ from components.planner.experts import repeats_experts
 from components.planner.job import BYTES, TrainingJob, job_of
 from components.planner.memory import RankMemory, Verdict, fullest_of, verdict_of
 from components.planner.plan import Plan
-from components.planner.products import head_product, layer_products
+from components.planner.products import head_product, layer_products, mtp_product
 from components.planner.software import SoftwareSpeed
 from components.planner.time import again_fraction, averaged_bytes
 from components.run.folder import RunFolder, create_run_folder
@@ -165,7 +165,7 @@ def _between_experts(job: TrainingJob, rank: int) -> float:
 
 
 def _between_stages(job: TrainingJob, rank: int) -> float:
-    """Count hidden states and their gradients, and a tied embedding's gradient by shards."""
+    """Count hidden states and their gradients, and a shared embedding's gradient by shards."""
     layout, last, place = job.layout, len(job.layout.layers) - 1, job.layout.placement
     here = set(layout.stages_of(rank))
     neighbours = (other for stage in here for other in (stage - 1, stage + 1))
@@ -173,7 +173,7 @@ def _between_stages(job: TrainingJob, rank: int) -> float:
     hidden = job.microbatch_tokens * job.shape.dim * BYTES[job.compute]
     hidden /= layout.tensor if layout.sequence_parallel else 1
     sent = job.microbatches * messages * hidden
-    if job.shape.tied_embeddings and not place.has_both_ends and {0, last} & here:
+    if job.shape.shares_ends and not place.has_both_ends and {0, last} & here:
         rows = job.shape.padded_vocab_size / layout.tensor
         shards = layout.data_shard * layout.context if layout.zero else 1
         sent += rows * job.shape.dim * job.shard_gradient_bytes / shards
@@ -193,8 +193,10 @@ def step_flops(job: TrainingJob, rank: int) -> float:
         again, products = again_fraction(kind), sum(one.flops for one in layer_products(kind))
         layers += 3 * count * (products + core)
         layers += recomputed * (again[0] * products + again[1] * core)
+    ends = (1 + layout.mtp_depth) * head_product(job).flops
+    ends += layout.mtp_depth * mtp_product(job).flops
     head = layout.head_stage in layout.stages_of(rank)
-    return job.microbatches * (layers + 3 * head * head_product(job).flops)
+    return job.microbatches * (layers + 3 * head * ends)
 
 
 @dataclass(frozen=True)

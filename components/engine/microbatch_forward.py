@@ -13,11 +13,12 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from components.config.schema.recipe import Recipe
-from components.data.samples import LossMask
+from components.data.samples import LossMask, counted_further
 from components.distributed.context import SequencePart, mean_over_parts
 from components.distributed.devices import compute_dtype
 from components.distributed.experts import figures_of, take_tally
@@ -26,6 +27,7 @@ from components.distributed.pipeline import Passed
 from components.distributed.tensor_styles import stream_seed
 from components.model.decoder import Decoder
 from components.model.masks import CausalMask
+from components.model.mtp import FurtherTokens
 
 
 class OwnTime:
@@ -89,6 +91,7 @@ class StageCompute:
             eod_id=eod_id,
         )
         self._counted: CountedTargets | None = None  # None where all count
+        self._further: list[CountedTargets] = []  # of each depth of `mtp`
         # Of each stage's first layer, the sums of the hidden states that it sent on.
         self._outputs: defaultdict[int, list[Tensor]] = defaultdict(list)
         # By microbatch: its rows, their mask, and how many stages have had it.
@@ -109,13 +112,24 @@ class StageCompute:
         ``batch`` is this rank's (microbatches, sequences, length + 1). A token's share of the
         gradient then depends neither on its rank nor on its microbatch.
         """
-        if self._loss_mask.counts_all:
+        depths = range(1, self._recipe.shape.mtp_depth + 1)
+        if self._loss_mask.counts_all and not depths:
             return
-        counted = self._loss_mask(batch)
-        numbers = torch.stack([torch.ones_like(counted).sum(), counted.sum()])
+        counted, documents = self._loss_mask(batch), self._documents(batch)
+        which = [counted, *(counted_further(counted, by, documents) for by in depths)]
+        numbers = torch.stack([one.sum() for one in (torch.ones_like(counted), *which)])
         # Ranks that have the same rows all count them, which the quotient does not notice.
-        total, kept = sum_over_ranks(numbers)
-        self._counted = CountedTargets(counted, total.double() / kept.clamp(min=1))
+        total, *kept = sum_over_ranks(numbers)
+        weights = (total.double() / count.clamp(min=1) for count in kept)
+        found = list(map(CountedTargets, which, weights))
+        self._counted = None if self._loss_mask.counts_all else found[0]
+        self._further = found[1:]
+
+    def _documents(self, rows: Tensor) -> Tensor | None:
+        """Number the documents of what rows read, where attention knows them."""
+        if not self._recipe.data.document_mask:
+            return None
+        return number_documents(rows[..., :-1], self._eod_id)
 
     def take(self, number: int) -> None:
         """Turn to this rank's microbatch ``number``."""
@@ -134,12 +148,16 @@ class StageCompute:
         with self.own_time.measured(), autocast_to(self._dtype, self._device):
             given = inputs[0] if inputs[0].is_floating_point() else part.take(inputs[0])
             counts = self._counted if is_last and decoder.training else None
+            further = self._look_further(rows, number) if is_last and decoder.training else []
             result: Tensor = decoder(
                 given,
                 mask=self._mask(decoder, given, rows, number),
                 targets=part.take(rows[:, 1:]) if is_last else None,
                 counted=None if counts is None else part.take(counts.which[number]),
+                further=further,
             )
+            mtp_loss = self._loss_further(result[1:]) if further else None
+            result = result[0] if further else result
             penalty = decoder.readout.penalty if is_last else None
             if counts is not None:
                 weight = counts.weight.to(result.dtype)
@@ -152,18 +170,37 @@ class StageCompute:
                 sums = self._outputs[int(next(iter(decoder.layers)))]
                 sums.append(result.detach().sum(dtype=torch.float32))
                 return (result,) if tally is None else (result, tally.row())
-            figures = figures_of(decoder, tally, result, penalty)
+            figures = figures_of(decoder, tally, result, penalty, mtp_loss)
         self._figures.append(figures.detach())
-        return (figures[:2].sum(),)
+        total = figures[:2].sum()
+        if decoder.mtp is not None:
+            total = total + decoder.mtp.loss_weight * figures[4]
+        return (total,)
+
+    def _look_further(self, rows: Tensor, number: int) -> list[FurtherTokens]:
+        """Find what each depth embeds and predicts; behind the end of a row nothing counts."""
+        length, take = rows.shape[1] - 1, self._part.take
+        longer = F.pad(rows, (0, len(self._further)))
+        return [
+            FurtherTokens(
+                tokens=take(longer[:, by : by + length]),
+                targets=take(longer[:, by + 1 : by + 1 + length]),
+                counted=take(counts.which[number]),
+            )
+            for by, counts in enumerate(self._further, start=1)
+        ]
+
+    def _loss_further(self, losses: Float[Tensor, " depths"]) -> Float[Tensor, ""]:
+        """Average over depths their means over the targets that count."""
+        weights = torch.stack([counts.weight for counts in self._further])
+        return (losses * weights.to(losses.dtype)).mean()
 
     def _mask(self, decoder: Decoder, inputs: Tensor, rows: Tensor, number: int) -> CausalMask:
         """Make a microbatch's mask at this rank's first stage, for the others too."""
         degrees = self._recipe.parallelism
         made_of, mask, uses = self._masks.pop(number, (None, None, 0))
         if mask is None or made_of is not rows:
-            masked, uses = self._recipe.data.document_mask, 0
-            documents = number_documents(rows[:, :-1], self._eod_id) if masked else None
-            mask = decoder.mask(inputs, documents)
+            uses, mask = 0, decoder.mask(inputs, self._documents(rows))
         if degrees.pipeline > 1 and uses + 1 < degrees.stages_per_rank:
             self._masks[number] = rows, mask, uses + 1
         return mask
@@ -188,7 +225,7 @@ class StageCompute:
     def share_of_means(self) -> Tensor:
         """Average the step's figures; over all ranks these shares add up to the mean."""
         if not self._figures:  # only the last stage has some, on all its ranks
-            return torch.zeros(4, dtype=torch.float64, device=self._device)
+            return torch.zeros(5, dtype=torch.float64, device=self._device)
         return torch.stack(self._figures).double().mean(0) / self._mesh.model_ranks
 
     def dropout_seed(self, part: str) -> int:
@@ -210,9 +247,9 @@ def _are_finite(sums: Iterable[Tensor]) -> bool:
 
 
 def number_documents(tokens: Tensor, eod_id: int) -> Tensor:
-    """Number the document of each token: (sequences, length)."""
+    """Number the document of each token: (..., sequences, length)."""
     ends = (tokens == eod_id).int()
-    return ends.cumsum(1) - ends  # an end of document belongs to what it ends
+    return ends.cumsum(-1) - ends  # an end of document belongs to what it ends
 
 
 def autocast_to(dtype: torch.dtype, device: torch.device) -> torch.autocast:

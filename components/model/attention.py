@@ -28,7 +28,7 @@ from components.model.attention_kernels import ScoreChange
 from components.model.masks import CausalMask
 from components.model.positions import Placement
 from components.model.products import Linear, ResidualLinear, product_dtype
-from components.ranges import BelowOne
+from components.ranges import BelowOne, Count
 
 Heads = tuple[int, int]  # first, and one after the last
 
@@ -132,7 +132,8 @@ class Attention(nn.Module):
     width (OLMoE, https://arxiv.org/abs/2409.02060, section 4.2.5), or ``qk_norm_over`` each
     head by itself, with the same weights in all (Qwen3, https://arxiv.org/abs/2505.09388,
     section 2). ``windows`` are those of all layers (`components.attention_windows`), ``window``
-    is this one's; ``turns`` says whether this layer rotates where the positions do.
+    is this one's; ``turns`` says whether this layer rotates where the positions do. Scores are
+    divided by the root of ``scale_dim``, or of ``head_dim`` where there is none.
 
     ``layer_scaling`` records that the published run divided scores by the layer's number and
     multiplied them back in the softmax (Megatron): in float32 scores, as here, that cancels.
@@ -160,6 +161,7 @@ class Attention(nn.Module):
         backends: Sequence[Backend],
         qk_norm_over: Literal["all_heads", "each_head"] = "all_heads",
         windows: Sequence[Window] = ("full",),
+        scale_dim: Count | None = None,
     ) -> None:
         super().__init__()
         check_windows(windows)
@@ -172,6 +174,8 @@ class Attention(nn.Module):
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.layer_scaling = layer_scaling
+        # Queries are multiplied, as Gemma's authors do; kernels divide by the root of head_dim.
+        self.query_scale = None if scale_dim is None else math.sqrt(head_dim / scale_dim)
         self.windows = tuple(windows)
         self.query = Linear(dim, query_dim, bias=bias)
         self.key = Linear(dim, key_dim, bias=bias)
@@ -192,6 +196,8 @@ class Attention(nn.Module):
             query, key = self._normalized(query, key)
         if self.turns:
             query, key = scope.turn(query), scope.turn(key)
+        if self.query_scale is not None:
+            query = query * self.query_scale
         mixed = self.core(
             query.transpose(1, 2),  # (batch, heads, seq, head_dim)
             key.transpose(1, 2),

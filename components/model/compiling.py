@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection
 from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from torch import nn
 from components.errors import RecipeError
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts, Mixture, expert_layers, forgets_repetitions
+from components.model.mtp import all_layers
 from components.model.recompute import (
     Parts,
     Recomputation,
@@ -79,7 +80,7 @@ def compile_layers(
         raise RecipeError(_KEY, problem, remedy)
     _check_float64(model)
     chosen = Recomputation(recompute, every)
-    for index, layer in cast("Any", model).layers.items():
+    for index, layer in all_layers(model).items():
         here = chosen.of_layer(index)
         outside = {experts for experts in expert_layers(layer) if _stays_eager(experts)}
         apart = {part for part in recomputed_parts(layer, here) if part is not layer}

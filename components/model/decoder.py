@@ -5,7 +5,9 @@ where a pipeline stage holds only some of the layers; what a Hugging Face Llama 
 `components/convert/llama.py`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -20,6 +22,12 @@ from components.model.initialization import Normal
 from components.model.kept import passing_on
 from components.model.loss import Head, Readout
 from components.model.masks import CausalMask
+from components.model.mtp import (
+    FurtherTokens,
+    MultiTokenPrediction,
+    PredictionDepth,
+    all_layers,
+)
 from components.model.positions import Placement, Positions
 from components.model.products import product_dtype
 from components.ranges import BelowOne, Layers, NonNegative, Positive
@@ -50,6 +58,11 @@ class Layer(nn.Module):
         self.mlp = mlp(dim=dim)
         self.dropout = nn.Dropout(dropout)
 
+    @property
+    def norms(self) -> list[nn.Module]:
+        """The norms of whole hidden states: not those within attention."""
+        return [self.attention_norm, self.mlp_norm]
+
     def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), scope))
         added = passing_on(self.mlp(self.mlp_norm(hidden)))
@@ -68,7 +81,43 @@ class ReorderedLayer(Layer):
         return cast("Tensor", hidden + self.dropout(self.mlp_norm(self.mlp(hidden))))
 
 
-LAYERS: Mapping[str, type[Layer]] = {"before": Layer, "after": ReorderedLayer}
+class SandwichLayer(Layer):
+    """Norm what attention and the MLP are fed, and what they give before it is added.
+
+    As in Gemma 3: https://arxiv.org/abs/2503.19786, section 2.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        attention: Callable[..., Attention],
+        mlp: Callable[..., nn.Module],
+        norm: Callable[..., nn.Module],
+        dropout: BelowOne,
+    ) -> None:
+        super().__init__(dim=dim, attention=attention, mlp=mlp, norm=norm, dropout=dropout)
+        self.attention_norm_after = norm(dim=dim)
+        self.mlp_norm_after = norm(dim=dim)
+
+    @property
+    @override
+    def norms(self) -> list[nn.Module]:
+        return [*super().norms, self.attention_norm_after, self.mlp_norm_after]
+
+    @override
+    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
+        added = self.attention(self.attention_norm(hidden), scope)
+        hidden = hidden + self.dropout(self.attention_norm_after(added))
+        added = self.mlp(self.mlp_norm(hidden))
+        return cast("Tensor", hidden + self.dropout(self.mlp_norm_after(added)))
+
+
+LAYERS: Mapping[str, type[Layer]] = {
+    "before": Layer,
+    "after": ReorderedLayer,
+    "both": SandwichLayer,
+}
 
 
 class Decoder(nn.Module):
@@ -76,8 +125,9 @@ class Decoder(nn.Module):
 
     Under autocast the residual stream has the products' precision, as in Megatron.
 
-    ``embedding``, ``embedding_norm``, ``final_norm``, ``head`` and any of the ``layers`` may be
-    taken away (set to ``None``, deleted by their key) to make a pipeline stage of the rest;
+    ``embedding``, ``embedding_norm``, ``final_norm``, ``head``, ``mtp`` and any of the
+    ``layers`` may be taken away (set to ``None``, deleted by their key) to make a stage of the
+    pipeline of the rest;
     ``positions`` too where they have parameters, which belong to the embedding. A tied last
     stage keeps the embedding, whose rows are its head.
 
@@ -89,7 +139,10 @@ class Decoder(nn.Module):
     recipe says no ``norm_placement``, layers norm what their branches are fed. With a
     ``dense_mlp`` the first ``num_dense_layers`` have it in place of the ``mlp``; with a
     ``logit_cap`` logits are that many times the hyperbolic tangent of their part of it; the
-    loss of training has a ``z_loss`` (`penalized_cross_entropy`), which ``readout`` tells.
+    loss of training has a ``z_loss`` (`penalized_cross_entropy`), which ``readout`` tells; with
+    ``mtp`` the last stage has depths that predict further tokens, and keeps the embedding.
+    ``embedding_scale`` multiplies what is embedded, not the rows of a tied head, by the root of
+    ``dim`` (https://arxiv.org/abs/1706.03762, section 3.4), rounded to its precision.
 
     Raises:
         RecipeError: fewer rows than tokens, no layer, a padding row that does not exist, or
@@ -101,6 +154,7 @@ class Decoder(nn.Module):
     positions: Positions | None
     final_norm: nn.Module | None
     head: Head | None
+    mtp: MultiTokenPrediction | None
     places: Callable[[int, torch.device], Tensor]
 
     def __init__(
@@ -119,10 +173,12 @@ class Decoder(nn.Module):
         dropout: BelowOne,
         initialization: Normal,
         init_from: str,
-        norm_placement: Literal["before", "after"] = "before",
+        norm_placement: Literal["before", "after", "both"] = "before",
         dense_mlp: Callable[..., nn.Module] | None = None,
         num_dense_layers: Layers = 1,
         logit_cap: Positive | None = None,
+        mtp: Callable[..., MultiTokenPrediction] | None = None,
+        embedding_scale: Literal["none", "sqrt_dim"] = "none",
         z_loss: NonNegative = 0.0,
     ) -> None:
         super().__init__()
@@ -133,27 +189,30 @@ class Decoder(nn.Module):
         self.init_from = init_from
         self.embedding = nn.Embedding(padded_vocab_size, dim)
         self.embedding_norm = None if embedding_norm is None else embedding_norm(dim=dim)
+        self.embedding_scale = math.sqrt(dim) if embedding_scale == "sqrt_dim" else None
         self.dropout = nn.Dropout(dropout)
         kind = LAYERS[norm_placement]
         leading = num_dense_layers if dense_mlp is not None else 0
-        layers = [
-            kind(dim=dim, attention=attention, mlp=inner or mlp, norm=norm, dropout=dropout)
-            for inner in [dense_mlp] * leading + [None] * (num_layers - leading)
-        ]
+        layer = partial(kind, dim=dim, attention=attention, norm=norm, dropout=dropout)
+        mlps = [dense_mlp or mlp] * leading + [mlp] * (num_layers - leading)
+        layers = [layer(mlp=one) for one in mlps]
         heads = layers[0].attention
         turned = {"num_heads": heads.num_heads, "head_dim": heads.turned_dim}
         self.positions = positions(dim=dim, **turned)
-        for index, layer in enumerate(layers):
-            layer.attention.turns = self.positions.turns(index)
-            layer.attention.window = window_of(heads.windows, index)
-        self.layers = nn.ModuleDict({str(index): layer for index, layer in enumerate(layers)})
+        for index, one in enumerate(layers):
+            self._numbered(one, index)
+        self.layers = nn.ModuleDict({str(index): one for index, one in enumerate(layers)})
         self.final_norm = norm(dim=dim)
         # Tied, the embedding's weight is used, not shared: a shared parameter parts from its
         # twin in `to_empty`.
         self.readout = Readout(cap=logit_cap, z_loss=z_loss)  # tied, of the embedding's rows
-        self.head = None
-        if not tied_embeddings:
-            self.head = Head(dim=dim, rows=padded_vocab_size, readout=self.readout)
+        rows = {"dim": dim, "rows": padded_vocab_size}
+        self.head = None if tied_embeddings else Head(**rows, readout=self.readout)
+        self.mtp = None
+        if mtp is not None:
+            last = num_layers - 1
+            further = partial(mtp, layer=lambda: self._numbered(layer(mlp=mlp), last))
+            self.mtp = further(dim=dim, num_layers=num_layers, norm=norm)
         self.sequence_slices = 1
         self.sequence_parts = 1
         # The first token at 0, each of the others one further.
@@ -167,10 +226,12 @@ class Decoder(nn.Module):
         mask: CausalMask | None = None,
         targets: Int[Tensor, "batch seq"] | None = None,
         counted: Bool[Tensor, "batch seq"] | None = None,
+        further: Sequence[FurtherTokens] = (),
     ) -> Tensor:
         """Return logits, (batch, seq, padded_vocab); of ``targets`` the loss, in nats a token.
 
-        Targets that are not ``counted`` add 0 to its sum, which is divided by all.
+        Targets that are not ``counted`` add 0 to its sum, which is divided by all. Given
+        ``further`` tokens for each depth of ``mtp``, losses of all depths follow, (1 + depth).
         ``inputs`` are tokens, or hidden states from the stage before. Where the final norm is
         absent, the result are hidden states for the stage after, (batch, seq, dim).
         """
@@ -183,6 +244,26 @@ class Decoder(nn.Module):
         if self.final_norm is None:
             return hidden
         hidden = self.final_norm(hidden)
+        loss = self._read(hidden, targets, counted)
+        if not further:
+            return loss
+        assert self.mtp is not None, "further tokens were given to a model without depths"
+        losses, depths = [loss], cast("Iterable[PredictionDepth]", self.mtp.values())
+        for depth, one in zip(depths, further, strict=True):
+            within = scope.within(depth.layer.attention.window)
+            hidden = depth(hidden, self._embed(one.tokens, placement), within)
+            losses.append(self._read(hidden, one.targets, one.counted))
+        return torch.stack(losses)
+
+    def _numbered(self, layer: Layer, index: int) -> Layer:
+        """Let a layer turn and look back as the one at ``index`` does."""
+        assert self.positions is not None
+        layer.attention.turns = self.positions.turns(index)
+        layer.attention.window = window_of(layer.attention.windows, index)
+        return layer
+
+    def _read(self, hidden: Tensor, targets: Tensor | None, counted: Tensor | None) -> Tensor:
+        """Compare states with the vocabulary's rows."""
         if self.head is not None:
             return cast("Tensor", self.head(hidden, targets, counted))
         assert self.embedding is not None, "a tied last stage needs the embedding's rows"
@@ -198,7 +279,7 @@ class Decoder(nn.Module):
         """Make what the layers share, and let one of each window prepare its own."""
         length = len(placement.places) * self.sequence_parts
         scope = ForwardScope(placement=placement, documents=documents, mask=mask, length=length)
-        layers = cast("list[Layer]", list(self.layers.values()))
+        layers = all_layers(self).values()
         for window, layer in {one.attention.window: one for one in layers}.items():
             layer.attention.prepare(hidden, scope.within(window))
         return scope
@@ -230,6 +311,9 @@ class Decoder(nn.Module):
     def _embed(self, tokens: Tensor, placement: Placement) -> Tensor:
         assert self.embedding is not None, "tokens were given to a stage without an embedding"
         hidden: Tensor = self.embedding(tokens)
+        if self.embedding_scale is not None:
+            hidden = hidden.to(product_dtype(hidden))
+            hidden = hidden * torch.tensor(self.embedding_scale, dtype=hidden.dtype)
         if placement.embedded is not None:
             hidden = hidden + placement.embedded
         hidden = hidden.to(product_dtype(hidden))

@@ -18,12 +18,13 @@ import os
 import warnings
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
 from components.errors import RecipeError
 from components.model.moe import expert_layers
+from components.model.mtp import all_layers
 
 RECIPE = "rowwise_with_gw_hp"
 
@@ -50,7 +51,7 @@ def float8_layers(model: nn.Module, *, emulates: bool) -> None:
     float8 = _torchao()
     config = replace(float8.Float8LinearConfig.from_recipe_name(RECIPE), emulate=emulates)
     inside = {part for experts in expert_layers(model) for part in experts.modules()}
-    for layer in cast("Any", model).layers.values():
+    for layer in all_layers(model).values():
         marked = [
             name
             for name, part in layer.named_modules()

@@ -9,7 +9,7 @@ store any longer; torchtitan's ``op`` keeps every second product.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 from torch.utils.checkpoint import (
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import (
 
 from components.errors import RecipeError
 from components.model.kept import Record
+from components.model.mtp import all_layers
 from components.torch_internals import operators, selective
 
 KEY = "parallelism.recompute"
@@ -37,11 +38,11 @@ class Recomputation(NamedTuple):
         return self.parts if int(index) % self.every == 0 else "none"
 
 
-# The parts of a layer, under the attributes that hold them.
-_PARTS: Mapping[str, tuple[str, ...]] = {
-    "attention": ("attention",),
-    "mlp": ("mlp",),
-    "norms": ("attention_norm", "mlp_norm"),
+# The parts of a layer.
+_PARTS: Mapping[str, Callable[[Any], list[nn.Module]]] = {
+    "attention": lambda layer: [layer.attention],
+    "mlp": lambda layer: [layer.mlp],
+    "norms": lambda layer: layer.norms,
 }
 
 
@@ -59,7 +60,7 @@ def checkpoint_activations(
     """
     _check_parts(parts)
     chosen = Recomputation(parts, every)
-    for index, layer in cast("Any", model).layers.items():
+    for index, layer in all_layers(model).items():
         if (here := chosen.of_layer(index)) == "selective":
             if not compiled:
                 recompute_selectively(layer)
@@ -81,7 +82,7 @@ def recomputed_parts(layer: nn.Module, parts: Parts) -> list[nn.Module]:
     """List the modules of a layer that keep their inputs alone."""
     if isinstance(parts, str):
         return [layer] if parts == "full" else []
-    return [getattr(layer, name) for part in parts for name in _PARTS[part]]
+    return [module for part in parts for module in _PARTS[part](layer)]
 
 
 def recompute_selectively(module: nn.Module) -> None:

@@ -37,7 +37,8 @@ class Muon(torch.optim.Optimizer):
     with ``nesterov`` the same mean of g and B, orthogonalised by ``newton_schulz_steps``.
     ``update_scale`` multiplies that of an (A, B) matrix: ``match_rms_adamw`` by 0.2 sqrt(max(A,
     B)), with which the rate and decay of AdamW carry over (https://arxiv.org/abs/2502.16982,
-    section 2.2); ``original`` by sqrt(max(1, A / B)). Matrices have the rate ``lr x matrix_lr_factor``, and decay by it times
+    section 2.2); ``original`` by sqrt(max(1, A / B)). Matrices have the rate ``lr x
+    matrix_lr_factor``, and decay by it times
     ``weight_decay``, unscaled; embedding and head have factors of their own, a tied one that of
     the embedding. The rest follows `AdamW`, to whose ``decay`` the embedding and
     the head belong; ``decay_order`` is that of both. The train step bounds the gradients'
@@ -171,12 +172,13 @@ def by_rate(
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
     """Whether Muon updates it: a layer's ``weight`` of two or more dimensions, no router's.
 
-    Embedding, positions and head lie outside of the layers; norms and biases are vectors. A
+    Embedding, positions and head lie outside of the layers, and of those that predict further
+    tokens; norms and biases are vectors. A
     stack of experts is as many matrices. A router gives each expert a row, whose sizes mean
     something (https://arxiv.org/abs/2502.16982 and Megatron leave it to AdamW).
     """
     *owners, last = name.split(".")
-    hidden = owners[:1] == ["layers"] and owners[-1] != "router"
+    hidden = owners[0] in {"layers", "mtp"} and owners[-1] != "router"
     return hidden and last == "weight" and parameter.dim() > 1
 
 

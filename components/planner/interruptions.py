@@ -99,9 +99,10 @@ def checkpoint_bytes(job: TrainingJob) -> int:
     casts are not. Muon's matrices have one moment.
     """
     shape = job.shape
-    parameters = shape.total_parameters + shape.padding_parameters
-    matrices = shape.over_layers(lambda one: one.layer_matrices) if job.muon else 0
-    spared = matrices * job.moment_bytes // 2
+    parameters = shape.total_parameters + shape.padding_parameters + shape.mtp_parameters
+    matrices = shape.over_layers(lambda one: one.layer_matrices)
+    matrices += shape.mtp_depth * (shape.layer_matrices + 2 * shape.dim**2)
+    spared = matrices * job.moment_bytes // 2 if job.muon else 0
     return parameters * job.saved_bytes - spared
 
 

@@ -29,7 +29,8 @@ class ParallelLayout:
     """Degrees, and what follows from them for one rank.
 
     ``data`` counts replicas of the experts; dense parameters see data x expert replicas.
-    ``layers`` are the layers of each stage, ``head_stage`` is the one with the last product.
+    ``layers`` are the layers of each stage, ``head_stage`` is the one with the last product; it
+    has ``mtp_depth`` layers more, which predict further tokens in training.
     With ``overlap`` data ranks' collectives, in buckets, go under passes.
     """
 
@@ -55,6 +56,7 @@ class ParallelLayout:
     head_stage: int
     rank_order: tuple[str, ...]
     devices_per_node: int
+    mtp_depth: int = 0
 
     @property
     def ranks(self) -> int:
@@ -85,13 +87,21 @@ class ParallelLayout:
 
     def layers_of(self, rank: int) -> int:
         """Count the layers of a pipeline rank."""
-        return sum(self.layers[stage] for stage in self.stages_of(rank))
+        ranges = self.layers_between(self.stages_of(rank))
+        return sum(end - first for first, end in ranges)
+
+    def layers_between(self, stages: Iterable[int]) -> list[tuple[int, int]]:
+        """Give the first layer of each of these stages and the one after its last."""
+        ends = self.layer_ends
+        return [
+            (ends[one], ends[one + 1] + (self.mtp_depth if one == self.head_stage else 0))
+            for one in stages
+        ]
 
     def recomputed_of(self, rank: int) -> int:
         """Count the layers of a pipeline rank whose number ``recompute_every`` divides."""
-        ends = self.layer_ends
-        stages = self.stages_of(rank)
-        return sum(self.recomputed_of_range(ends[one], ends[one + 1]) for one in stages)
+        ranges = self.layers_between(self.stages_of(rank))
+        return sum(self.recomputed_of_range(*one) for one in ranges)
 
     def recomputed_of_range(self, first: int, end: int) -> int:
         """Count the same of the layers from ``first`` to ``end``, which is not among them."""
@@ -174,8 +184,7 @@ class TrainingJob:
     def kinds_of(self, stages: Iterable[int]) -> tuple[LayerKind, ...]:
         """Count the layers of these stages: the leading ones, if there are, and all others."""
         leading, count = self.shape.leading_layers, self.layout.recomputed_of_range
-        ends = self.layout.layer_ends
-        parts = [(ends[stage], ends[stage + 1]) for stage in stages]
+        parts = self.layout.layers_between(stages)
         if not leading:
             again = sum(count(*part) for part in parts)
             return (LayerKind(self, sum(b - a for a, b in parts), again),)
@@ -196,7 +205,12 @@ def job_of(recipe: Recipe) -> TrainingJob:
     kernels = attention_backends(recipe).values()
     return TrainingJob(
         shape=recipe.shape,
-        layout=layout_of(parallelism, layers=layers, devices_per_node=devices),
+        layout=layout_of(
+            parallelism,
+            layers=layers,
+            devices_per_node=devices,
+            mtp_depth=recipe.shape.mtp_depth,
+        ),
         sequence_length=recipe.budget.sequence_length,
         microbatch_sequences=parallelism.microbatch_sequences,
         microbatches=recipe.derived.microbatches_per_step,
@@ -289,7 +303,7 @@ def _in_deepspeed(precision: Precision, moments: int) -> dict[str, Any]:
 
 
 def layout_of(
-    degrees: Parallelism, *, layers: tuple[int, ...], devices_per_node: int
+    degrees: Parallelism, *, layers: tuple[int, ...], devices_per_node: int, mtp_depth: int
 ) -> ParallelLayout:
     """Read the degrees of a settled recipe, ``layers`` being those of each stage."""
     as_in_the_recipe = ParallelLayout.__annotations__.keys() & Parallelism.model_fields
@@ -299,7 +313,11 @@ def layout_of(
     values["splits_backward"] = splits_backward(degrees)
     head_stage = len(layers) - 1
     return ParallelLayout(
-        **values, layers=layers, head_stage=head_stage, devices_per_node=devices_per_node
+        **values,
+        layers=layers,
+        head_stage=head_stage,
+        devices_per_node=devices_per_node,
+        mtp_depth=mtp_depth,
     )
 
 

@@ -18,6 +18,7 @@ from components.planner.products import (
     filled_fraction,
     head_product,
     mlp_products,
+    mtp_product,
     shared_products,
 )
 from components.planner.schedule import round_microbatches
@@ -40,7 +41,9 @@ def layer_bytes_per_token(job: TrainingJob, recompute: Recompute | None = None) 
     dropped = again if isinstance(again, tuple) else ()
     attention = (hidden, 0.0) if "attention" in dropped else _attention(job)
     mlp = (hidden, 0.0) if "mlp" in dropped else _mlp(job)
-    whole = (0.0 if "norms" in dropped else 2 * hidden) + attention[0] + mlp[0]
+    # What a norm after a branch is fed stays, for the norm alone asks for it.
+    norms = job.shape.norms_per_layer - (2 if "norms" in dropped else 0)
+    whole = norms * hidden + attention[0] + mlp[0]
     whole /= layout.tensor if layout.sequence_parallel else 1
     return whole + (attention[1] + mlp[1]) / layout.tensor
 
@@ -55,7 +58,7 @@ def _kept_selectively(job: TrainingJob) -> float:
     shape, layout, hidden = job.shape, job.layout, 2.0 * job.shape.dim
     attention, copies = shape.attention, (shape.mlp.top_k or 1) * layout.padding
     # What comes in, and what attention adds; a norm after the MLP asks what that gave.
-    whole = (3 if shape.norm_placement == "after" else 2) * hidden
+    whole = (2 if shape.norm_placement == "before" else 3) * hidden
     cut = 2.0 * _attention_results(job) + 4.0 * attention.num_heads
     gathered = attention.num_kv_heads * (attention.head_dim + attention.values)
     cut += 2.0 * gathered * layout.context * (layout.context > 1)
@@ -273,13 +276,19 @@ def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) ->
 def head_seconds(
     job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed
 ) -> tuple[float, float]:
-    """Return the seconds of the head's product forward, and of moving its logits."""
+    """Return the seconds of the head's product forward, and of moving its logits.
+
+    Each depth that predicts further tokens has both again, and its map of two vectors.
+    """
+    depth, units = job.layout.mtp_depth, hardware.compute_units
     rate = _reached_flops(job, hardware) * speed.product_fraction
-    product = _product_seconds((head_product(job),), rate, hardware.compute_units)
+    products = (*(1 + depth) * (head_product(job),), *depth * (mtp_product(job),))
+    product = _product_seconds(products, rate, units)
     logits = job.microbatch_tokens * job.shape.padded_vocab_size / job.layout.tensor
-    moved = logits * speed.logit_bytes_moved
+    each = speed.logit_bytes_moved
     if job.shape.z_loss:  # as counted, tests/components/model/test_loss_precision.py
-        moved += logits * 31.0
+        each += 31.0
+    moved = (1 + depth) * logits * each
     return product, moved / (hardware.memory_gigabytes_per_second * 1e9)
 
 

@@ -214,6 +214,10 @@ def _activations(job: TrainingJob, rank: int, software: SoftwareMemory) -> float
     if rank + 1 < layout.pipeline or layout.stages_per_rank > 1:
         hidden = 2.0 * job.shape.dim / (layout.tensor if layout.sequence_parallel else 1)
         kept += software.stage_outputs * hidden * microbatches * layout.stages_per_rank
+    if layout.head_stage in layout.stages_of(rank):
+        # What goes into three norms, and both vectors in one.
+        vectors = layout.mtp_depth * 5 * 2.0 * job.shape.dim
+        kept += vectors * microbatches / (layout.tensor if layout.sequence_parallel else 1)
     return kept * job.microbatch_tokens
 
 
@@ -229,6 +233,7 @@ def _loss(job: TrainingJob, software: SoftwareMemory) -> float:
     logits = rows * (job.microbatch_tokens * software.logit_bytes + block_bytes)
     # A float32 sum; first beside the cast weight, then what it is rounded to for a narrow one.
     each = 4 + max(job.cast_bytes, job.gather_bytes % 4)
+    each += 4 * job.layout.mtp_depth  # until the backward pass has taken one after the other
     return logits + software.own_gradients * rows * job.shape.dim * each
 
 

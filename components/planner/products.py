@@ -103,6 +103,13 @@ def mlp_products(job: TrainingJob) -> tuple[Product, ...]:
     )
 
 
+def mtp_product(job: TrainingJob) -> Product:
+    """Return one depth's map of two vectors, of each rank's slice or repeated by all."""
+    slices = job.layout.tensor if job.layout.sequence_parallel else 1
+    dim = job.shape.dim
+    return Product(rows=job.microbatch_tokens / slices, columns=dim, depth=2 * dim)
+
+
 def head_product(job: TrainingJob) -> Product:
     """Return the product of hidden states and vocabulary rows."""
     rows = job.shape.padded_vocab_size / job.layout.tensor

@@ -181,7 +181,10 @@ class Prices:
         stages = StagePlacement.of(degrees).count
         cut = self._base.shape.num_layers, stages, degrees.stage_balance
         layers = self._once(cut, lambda: tuple(map(len, stage_layers(*cut))))
-        layout = layout_of(degrees, layers=layers, devices_per_node=self._devices)
+        depth = self._base.shape.mtp_depth
+        layout = layout_of(
+            degrees, layers=layers, devices_per_node=self._devices, mtp_depth=depth
+        )
         numbers = self._once(
             ("numbers", degrees.zero),
             lambda: number_bytes(self._precision, degrees, self._moments),

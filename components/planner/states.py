@@ -33,8 +33,8 @@ def held(job: TrainingJob, stage: int) -> DeviceParameters:
     """Count the parameters of one of the stages on one tensor and expert rank.
 
     Matrices and norms over all heads are cut by the tensor degree; other norms, the router and
-    the activation's scalars are not. Tied ends are held by both the first and the last stage of
-    a pipeline, unless one rank has both.
+    the activation's scalars are not. An embedding that the last stage shares with the first one
+    is held by both, unless one rank has both. The map of each depth of ``mtp`` is not cut.
     """
     ends = _ends(job, stage)
     dense = expert = matrices = largest = 0.0
@@ -44,6 +44,9 @@ def held(job: TrainingJob, stage: int) -> DeviceParameters:
         matrices += layers * one.matrices
         largest = max(largest, one.largest if layers else 0.0)
     largest = max(end_matrix(job) if ends else 0.0, largest)
+    if stage == job.layout.head_stage:
+        dense += job.layout.mtp_depth * job.shape.mtp_whole_parameters
+        matrices += job.layout.mtp_depth * 2 * job.shape.dim**2
     return DeviceParameters(dense + ends, expert, ends, largest, matrices)
 
 
@@ -70,12 +73,14 @@ def rank_parameters(job: TrainingJob, rank: int) -> DeviceParameters:
 
 
 def _ends(job: TrainingJob, stage: int) -> float:
-    """Count the embedding on the first stage and the head on its own."""
+    """Count the embedding on the first stage, and what the head's own stage has of both."""
     shape, head = job.shape, job.layout.head_stage
     count = end_matrix(job) + shape.position_parameters if stage == 0 else 0.0
     rank_of = job.layout.placement.rank_of
-    if stage == head and not (rank_of(head) == rank_of(0) and shape.tied_embeddings):
-        count += end_matrix(job)
+    if stage == head:
+        both = shape.mtp is not None and not shape.tied_embeddings
+        again = rank_of(head) == rank_of(0) and shape.shares_ends
+        count += end_matrix(job) * (1 + both - again)
     return count
 
 

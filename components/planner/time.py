@@ -286,6 +286,7 @@ def evaluation_seconds(
     Every source is read on its own: its windows in batches of a microbatch's sequences, which
     the data ranks take in turns. One with less text has fewer windows than this counts.
     """
+    job = replace(job, layout=replace(job.layout, mtp_depth=0))  # the model's own head alone
     layout = job.layout
     batches = ceil(windows_per_source / job.microbatch_sequences)
     turns = ceil(batches / (layout.data * layout.expert))

@@ -196,6 +196,7 @@ class StepMetrics(StepLine):
     lr: float
     gradient_norm: float
     loss_scale: float
+    mtp_loss: float | None = None  # of further tokens, where the model predicts some
 
 
 class HeldOutEvaluation(_Timed):

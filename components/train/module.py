@@ -280,5 +280,6 @@ class Pretraining(LightningModule):
             tokens_per_second=tokens / seconds,
             samples_digest=agreed.samples_digest,
             loss_scale=self.engine.scale,
+            mtp_loss=agreed.mtp_loss if self.recipe.shape.mtp else None,
         )
         self.stopping = agreed.stop

@@ -25,9 +25,10 @@ class StepRecord:
     tokens_per_second: float
     samples_digest: int
     loss_scale: float
+    mtp_loss: float | None = None  # the mean over depths; None where there are none
 
 
-_AGREED = 8  # numbers that travel in every step; those of a rank may follow
+_AGREED = 9  # numbers that travel in every step; those of a rank may follow
 _HALF_BITS = 32
 
 
@@ -39,6 +40,7 @@ class ReducedMetrics:
     auxiliary_loss: float
     expert_load: float
     pairs_beyond: float  # of token and expert, of which a bounded exchange had no room
+    mtp_loss: float
     stop: bool
     gradient_norm: float | None  # None where only the engine knows it
     samples_digest: int
@@ -51,26 +53,28 @@ def reduce_step_metrics(
 ) -> ReducedMetrics:
     """Add up over all ranks, and read the sums on the host: the one wait of a step.
 
-    ``means`` are this rank's shares of loss, auxiliary loss, expert load and pairs beyond a
-    bound, ``squares`` is that of the squared norm if the engine has it, ``samples_digest`` that
-    of the samples which this rank counts. One rank that asks to ``stop`` is enough. ``means``
-    and ``own`` (a vector of any length, as long on every rank) are float64.
+    ``means`` are this rank's shares of loss, auxiliary loss, expert load, pairs beyond a bound
+    and the loss of further tokens, ``squares`` is that of the squared norm if the engine has
+    it, ``samples_digest`` that of the samples which this rank counts. One rank that asks to
+    ``stop`` is enough. ``means`` and ``own`` (a vector of any length, as long on every rank)
+    are float64.
     """
     # A float64 holds the sum of halves exactly, for up to two million ranks.
     rest = means.new_tensor([stop, 0.0, *divmod(samples_digest, 1 << _HALF_BITS)])
     if squares is not None:
         rest[1] = squares
     sums = sum_over_ranks(torch.cat([means, rest, own]))
-    loss, auxiliary_loss, expert_load, beyond, *others = sums[:_AGREED].tolist()
+    loss, auxiliary_loss, expert_load, beyond, mtp_loss, *others = sums[:_AGREED].tolist()
     stops, squared, high, low = others
     return ReducedMetrics(
         loss=loss,
         auxiliary_loss=auxiliary_loss,
         expert_load=expert_load,
         pairs_beyond=beyond,
+        mtp_loss=mtp_loss,
         stop=stops > 0,
         gradient_norm=None if squares is None else math.sqrt(squared),
         samples_digest=((int(high) << _HALF_BITS) + int(low)) % DIGEST_MODULUS,
-        norm=sums[5].sqrt(),
+        norm=sums[6].sqrt(),
         told=sums[_AGREED:],
     )

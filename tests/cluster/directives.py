@@ -25,7 +25,7 @@ SBATCH = {
     "--job-name": NAME,
     "--mail-type": "ALL|BEGIN|END|FAIL|REQUEUE|NONE",
     "--mail-user": r"[^@\s]+@[^@\s]+",
-    "--mem": r"[1-9]\d*[KMGT]?",
+    "--mem": r"0|[1-9]\d*[KMGT]?",  # 0: all that a node has
     "--network": "disable_rdzv_get",  # of the plugin for Slingshot, hpe_slingshot
     "--nodes": NUMBER,
     "--ntasks-per-node": NUMBER,

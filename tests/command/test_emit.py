@@ -143,7 +143,9 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
                     "model.attention.bias=true",
                     "model.mlp.activation=gelu",
                     "model.dropout=0.1",
+                    "model.norm_placement=both",
                 ),
+                *("model.embedding_scale=sqrt_dim", "model.attention.scale_dim=16"),
                 *("model.attention.dropout=0.1", "model.initialization.padding_row=1"),
                 *("model.initialization.std=fan_in", "model.initialization.residual=zero"),
                 *("model.initialization.embedding_std=1", "model.initialization.head_std=0"),
@@ -158,6 +160,9 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
                 "model.attention.bias": "can only be trained here",
                 "model.mlp.activation": "can only be trained here",
                 "model.dropout": "set model.dropout=0.0",
+                "model.norm_placement": "can only be trained here",
+                "model.embedding_scale": "can only be trained here",
+                "model.attention.scale_dim": "can only be trained here",
                 "model.attention.dropout": "set model.attention.dropout=0.0",
                 "model.initialization.padding_row": "initialization.padding_row=null",
                 "model.initialization.std": "initialization.std=0.02",
@@ -194,21 +199,26 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
         ),
         (
             (
-                "optimizer=muon",
+                *("optimizer=muon", "model.z_loss=1e-5"),
                 "budget.ramp_up={start_tokens: 524_288, increment_tokens: 524_288, "
                 "over_tokens: 1_048_576}",
             ),
-            {"optimizer": "set optimizer=adamw", "budget.ramp_up": "set budget.ramp_up=none"},
+            {
+                "optimizer": "set optimizer=adamw",
+                "budget.ramp_up": "set budget.ramp_up=none",
+                "model.z_loss": "set model.z_loss=0.0",
+            },
         ),
         (
             (
+                "model.mtp={_target_: components.model.mtp.MultiTokenPrediction, "
+                "_partial_: true, depth: 1, loss_weight: 0.3}",
                 *("data.goldfish={one_in: 50, window_tokens: 50}", "data.packing=best_fit"),
                 *("data.loss_after_eod=false", "schedule.planned_tokens=9_000_000_000_000"),
                 "phases={late: {from_fraction: 0.5, data: {document_mask: true}}}",
-                "model.z_loss=1e-5",
             ),
             {
-                "model.z_loss": "set model.z_loss=0.0",
+                "model.mtp": "set model.mtp=null",
                 "data.goldfish": "set data.goldfish=none",
                 "data.packing": "set data.packing=concatenate",
                 "data.loss_after_eod": "set data.loss_after_eod=true",

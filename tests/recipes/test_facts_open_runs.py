@@ -92,7 +92,7 @@ def test_cards_state_the_count_to_the_digits_that_they_have(
 RUNS = {
     "olmo2_1b": (512, 4_096, 1_907_359 + 23_842, 128),
     "olmo2_7b": (1_024, 4_096, 928_646 + 11_921, 512),
-    "smollm3_3b": (192 * 3, 4_096, 4_720_000, 384),
+    "smollm3_3b": (192 * 3, 4_096, 4_720_000 + 20_000 + 22_000, 384),
     "eurollm_1b7": (3_072, 4_096, 317_892, 256),
     "eurollm_9b": (2_800, 4_096, 348_773, 400),
     "salamandra_2b": (512, 8_192, 3_016_817, 256),
@@ -153,6 +153,8 @@ def rate(name: str, step: int) -> float:
         ("smollm3_3b", 2_000, 2.0e-4),
         ("smollm3_3b", 4_198_000, 2.0e-4),
         ("smollm3_3b", 4_198_000 + 261_000, 1.0e-4),
+        ("smollm3_3b", 4_721_000, 2.0e-5),
+        ("smollm3_3b", 4_740_000 + 1_000 + 10_500, 1.0e-5),
         ("salamandra_7b", 2_000, 3.0e-4),
         ("salamandra_7b", 3_016_817, 3.0e-5),
         ("salamandra_2b", 3_016_817, 2.0e-5),
@@ -187,16 +189,24 @@ def test_lucies_ramp_and_rates_are_those_of_its_log(
 
 
 def test_data_phases_begin_at_the_published_steps() -> None:
-    second, decay = recipe("smollm3_3b").data.phases.values()
+    second, decay, long, longer = recipe("smollm3_3b").data.phases.values()
     assert second.from_tokens == 3_450_000 * 2_359_296
     assert decay.from_tokens == 4_198_000 * 2_359_296
     assert decay.shares["edu_python"] == pytest.approx(0.07 / 1.00565, abs=1e-6)
     assert len(recipe("smollm3_3b").data.shares) == 41
-    assert (len(second.shares), len(decay.shares)) == (46, 56)
+    assert [len(one.shares) for one in (second, decay, long, longer)] == [46, 56, 56, 57]
+    assert long.from_tokens == 4_720_000 * 2_359_296
+    assert longer.from_tokens == 4_740_000 * 2_359_296
     (dolmino,) = recipe("olmo2_7b").data.phases.values()
     assert dolmino.from_tokens == 928_646 * 4_194_304
     assert dolmino.shares["dclm_best"] == pytest.approx(24.31 / 51.472, abs=1e-6)
     assert recipe("olmo2_1b").data.phases["second"].from_tokens == 1_907_359 * 2_097_152
+
+
+def test_long_stages_have_the_published_lengths_and_bases() -> None:
+    smol = recipe("smollm3_3b").phases
+    found = [(one.budget.sequence_length, one.model.positions["base"]) for one in smol.values()]
+    assert found == [(32_768, 2_000_000.0), (65_536, 5_000_000.0)]
 
 
 def test_mixtures_are_the_published_sums() -> None:

@@ -9,7 +9,8 @@ import shutil
 import subprocess
 from functools import cache
 from itertools import count
-from math import gcd
+from math import gcd, lcm
+from typing import Any
 
 import pytest
 import yaml
@@ -52,15 +53,23 @@ def words_for(name: str, cluster: str) -> tuple[str, ...]:
     home = recipe_of(f"recipe={name}", f"cluster={home_of(name)}")
     degrees, devices = home.parallelism, PROFILES[cluster]["devices_per_node"]
     ranks = home.cluster.ranks // degrees.data
-    step = devices // gcd(devices, ranks)
+    contexts = [one.parallelism.get("context", 1) for one in home.phases.values()]
+    step = lcm(devices // gcd(devices, ranks), *contexts)
     data = next(data for data in count(degrees.data) if data % step == 0)
     if data == degrees.data:
         return (f"recipe={name}", f"cluster={cluster}")
-    unit = home.budget.sequence_length * data * degrees.expert * degrees.microbatch_sequences
-    unit *= degrees.pipeline  # it needs as many microbatches
-    batch = -(-home.budget.global_batch_tokens // unit) * unit
-    more = (f"parallelism.data={data}", f"budget.global_batch_tokens={batch}")
-    return (f"recipe={name}", f"cluster={cluster}", *more, "budget.ramp_up=none")
+    each = data * degrees.expert * degrees.microbatch_sequences
+    each *= degrees.pipeline  # it needs as many microbatches
+    budgets: dict[str, Any] = {"budget": home.budget}
+    budgets |= {f"phases.{phase}.budget": one.budget for phase, one in home.phases.items()}
+    batches = [
+        f"{path}.global_batch_tokens={-(-one.global_batch_tokens // unit) * unit}"
+        for path, one in budgets.items()
+        if (unit := (one.sequence_length or home.budget.sequence_length) * each)
+        and one.global_batch_tokens
+    ]
+    more = (f"parallelism.data={data}", *batches, "budget.ramp_up=none")
+    return (f"recipe={name}", f"cluster={cluster}", *more)
 
 
 def check_shell(script: str) -> None:

@@ -40,7 +40,7 @@ def run(arguments: Arguments) -> None:
         raise RecipeError("file", "no folder is named", "write file=FOLDER, of a new folder")
     recipe = compose_recipe(arguments)
     asked = " ".join(arguments.words)
-    engine = importlib.import_module(f"{__name__}.{arguments.engine}")
+    engine = importlib.import_module(f"{__name__}.{arguments.engine.replace('-', '_')}")
     emitted: TrainerFiles = engine.write(recipe, asked)
     try:
         folder.mkdir(parents=True)

@@ -6,11 +6,20 @@ recipe's sizes, first weights and rates.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from command.actions.emit import TrainerFiles, UnsaidKey, refuse
+from command.actions.emit.checks import (
+    kind_of,
+    tokenizer_path,
+    unmet,
+    unsaid,
+    unsaid_by_all,
+    unsaid_noise,
+    unsaid_parts,
+)
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.schema.types import thaw
@@ -27,7 +36,8 @@ NOTES = (
 NO_TOKENIZER = "put the run's tokenizer.json into the folder tokenizer: the recipe names none"
 SCHEDULES = {"Cosine": "cosine", "WarmupStableDecay": "wsd"}
 AS_IS = "a model with what torchtitan's Llama 3 lacks can only be trained here"
-ONE_STD = "all begin with one deviation"
+DTYPES = frozenset({"bfloat16", "float32"})
+SAID = frozenset({"model.initialization.cutoff"})
 Sections = dict[str, dict[str, Any]]
 
 
@@ -52,164 +62,56 @@ def write(recipe: Recipe, asked: str) -> TrainerFiles:
     )
 
 
-def _unsaid(recipe: Recipe, features: Features) -> Iterator[UnsaidKey]:
-    yield from _unsaid_model(features)
-    yield from _unsaid_training(recipe)
-    yield from _unsaid_targets(recipe)
-    yield from _unsaid_layout(recipe.parallelism)
-
-
-def _unsaid_model(m: Features) -> Iterator[UnsaidKey]:
-    """Compare with torchtitan/models/llama3/model/model.py."""
-    for need in Llama.needs:
-        if not need.is_met(m):
-            yield UnsaidKey(f"model.{need.key}", need.has.format(norm=m.norm), AS_IS)
-    scaling = m.positions.scaling
+def _unsaid(recipe: Recipe, m: Features) -> Iterator[UnsaidKey]:
+    yield from unmet(Llama.needs, m, AS_IS)
+    yield from unsaid_parts(m, AS_IS)
+    yield from unsaid_noise(m)
+    adam, scaling = recipe.optimizer, m.positions.scaling
+    decayed = adam.get("decay", "all") == "all" or not adam["weight_decay"]
     scaled = scaling is None or scaling.kind == "Llama3Scaling"
-    heads = m.attention.num_heads * m.attention.head_dim
-    for key, holds, problem, remedy in (
-        ("positions.scaling", scaled, "it slows rotations as Llama 3 does", AS_IS),
-        ("attention.bias", not m.attention.bias, "its maps have none", AS_IS),
-        ("mlp.bias", not m.mlp.bias, "its maps have none", AS_IS),
-        ("mlp.activation", m.mlp.activation == "silu", "it has silu", AS_IS),
-        ("tied_embeddings", not m.tied_embeddings, "it ties nothing", _set("tied_embeddings")),
-        ("attention.head_dim", heads == m.dim, "its heads divide the width", _set("head_dim")),
-        ("dropout", not m.dropout, "it has none", _set("dropout", "0.0")),
-        (
-            "attention.dropout",
-            not m.attention.dropout,
-            "it has none",
-            _set("attention.dropout", "0.0"),
-        ),
-    ):
-        if not holds:
-            yield UnsaidKey(f"model.{key}", problem, remedy)
-    yield from _unsaid_first_weights(m.initialization)
-
-
-def _unsaid_first_weights(first: Mapping[str, Any]) -> Iterator[UnsaidKey]:
-    """List what `init_weights` of the module does not draw."""
-    for key, refused, problem, value in (
-        ("padding_row", first.get("padding_row") is not None, "no row begins at 0", "null"),
-        ("embedding_std", first.get("embedding_std") is not None, ONE_STD, "null"),
-        ("head_std", first.get("head_std") is not None, ONE_STD, "null"),
-        ("std", first["std"] == "fan_in", ONE_STD, "0.02"),
-        ("residual", first["residual"] == "zero", "no map begins at 0", "plain"),
-    ):
-        if refused:
-            where = f"initialization.{key}"
-            yield UnsaidKey(f"model.{where}", problem, _set(where, value))
-
-
-def _set(key: str, value: str = "") -> str:
-    match key:
-        case "head_dim":
-            return "set model.attention.head_dim to model.dim / num_heads"
-        case "tied_embeddings":
-            return "set model.tied_embeddings=false"
-        case _:
-            return f"set model.{key}={value}"
-
-
-def _unsaid_training(recipe: Recipe) -> Iterator[UnsaidKey]:
-    adam, schedule, precision = recipe.optimizer, recipe.schedule, recipe.precision
-    kind, rates = _kind(adam["_target_"]), _kind(schedule["_target_"])
-    is_adam = kind == "AdamW"
-    decayed = not is_adam or adam["decay"] == "all" or not adam["weight_decay"]
-    shape = schedule.get("decay_shape", "linear") != "exponential"
-    for key, holds, problem, remedy in (
-        ("optimizer", is_adam, f"it has AdamW, not {kind}", "set optimizer=adamw"),
-        ("optimizer.decay", decayed, "it decays norms, too", "set optimizer.decay=all"),
-        (
-            "optimizer.decay_order",
-            adam.get("decay_order") != "after",
-            "it decays before the update",
-            "set optimizer.decay_order=before",
-        ),
-        (
-            "optimizer.clip_after_tokens",
-            not adam.get("clip_after_tokens"),
-            "it clips from the first step on",
-            "set optimizer.clip_after_tokens=0",
-        ),
-        ("schedule", rates in SCHEDULES, f"{rates} is not written", "set schedule=cosine"),
-        ("schedule.decay_shape", shape, "it is not written", "set schedule.decay_shape=linear"),
-        (
-            "budget.ramp_up",
-            isinstance(recipe.budget.ramp_up, str),
-            "its batch is constant",
-            "set budget.ramp_up=none",
-        ),
-        (
-            "precision.compute",
-            precision.compute in {"bfloat16", "float32"},
-            f"it has bfloat16 and float32, not {precision.compute}",
-            "set precision.compute=bfloat16",
-        ),
-        (
-            "precision.reduce",
-            precision.reduce == precision.accumulate == "float32",
-            "it adds gradients in float32",
-            "set precision.reduce=float32 precision.accumulate=float32",
-        ),
-        (
-            "data.document_mask",
-            not recipe.data.document_mask,
-            "it finds documents by its own end of text",
-            "set data.document_mask=false",
-        ),
-        (
-            "model.init_from",
-            recipe.model["init_from"] == "none",
-            "weights to begin with are not written",
-            "set model.init_from=none, and name them in [checkpoint] by hand",
-        ),
-    ):
-        if not holds:
-            yield UnsaidKey(key, problem, remedy)
-
-
-def _unsaid_targets(recipe: Recipe) -> Iterator[UnsaidKey]:
-    """List what changes which tokens a step predicts, and how the run changes on its way."""
-    data, schedule = recipe.data, recipe.schedule
-    for key, holds, problem, value in (
-        ("data.goldfish", data.goldfish == "none", "all targets count", "none"),
-        ("data.loss_after_eod", data.loss_after_eod, "all targets count", "true"),
-        ("data.packing", data.packing == "concatenate", "it cuts one long text", "concatenate"),
-        ("model.z_loss", not recipe.model.get("z_loss"), "it has cross-entropy alone", "0.0"),
-        ("schedule.planned_tokens", not schedule.get("planned_tokens"), "not written", "null"),
-        ("schedule.skipped_tokens", not schedule.get("skipped_tokens"), "not written", "0"),
-        ("phases", not recipe.phases, "a run is the same from its begin to its end", "{}"),
-    ):
-        if not holds:
-            yield UnsaidKey(key, problem, f"set {key}={value}")
+    masked = "it finds documents by its own end of text"
+    yield from unsaid([
+        ("model.positions.scaling", scaled, "it slows rotations as Llama 3 does", AS_IS),
+        ("model.tied_embeddings", not m.tied_embeddings, "it ties nothing", "=false"),
+        ("optimizer.decay", decayed, "it decays norms, too", "=all"),
+        ("data.document_mask", not recipe.data.document_mask, masked, "=false"),
+    ])
+    yield from unsaid_by_all(recipe, SAID, SCHEDULES, DTYPES)
+    yield from _unsaid_layout(recipe.parallelism)
 
 
 def _unsaid_layout(p: Parallelism) -> Iterator[UnsaidKey]:
     copies, alone = p.zero == 0 and p.data > 1, p.tensor == p.context == 1
-    for key, holds, problem, remedy in (
-        ("engine", p.engine == "mesh", "it has FSDP alone", "mesh"),
-        ("zero", p.zero != 1 or p.data == 1, "FSDP shards gradients, too", "2"),
-        ("zero", not copies or alone, "whole copies go with no other axis there", "2"),
-        ("pipeline", p.pipeline == 1, "stages are not written", "1"),
-        ("expert", p.expert == 1, "its Llama has no experts", "1"),
-        ("sequence_parallel", p.tensor == 1 or p.sequence_parallel, "it always is", "true"),
-        ("recompute", isinstance(p.recompute, str), "parts are not named there", "selective"),
-        ("gc_every_steps", p.gc_every_steps != "never", "it collects itself", "50"),
-        ("offload_optimizer", not p.offload_optimizer, "it offloads weights, too", "false"),
-    ):
-        if not holds:
-            yield UnsaidKey(f"parallelism.{key}", problem, f"set parallelism.{key}={remedy}")
-
-
-def _kind(target: str) -> str:
-    return target.rpartition(".")[2]
+    collects = p.gc_every_steps != "never"
+    return unsaid([
+        ("parallelism.zero", p.zero != 1 or p.data == 1, "FSDP shards gradients, too", "=2"),
+        (
+            "parallelism.zero",
+            not copies or alone,
+            "whole copies go with no other axis there",
+            "=2",
+        ),
+        ("parallelism.pipeline", p.pipeline == 1, "stages are not written", "=1"),
+        ("parallelism.expert", p.expert == 1, "its Llama has no experts", "=1"),
+        (
+            "parallelism.sequence_parallel",
+            p.tensor == 1 or p.sequence_parallel,
+            "it always is",
+            "=true",
+        ),
+        (
+            "parallelism.recompute",
+            isinstance(p.recompute, str),
+            "parts are not named there",
+            "=selective",
+        ),
+        ("parallelism.gc_every_steps", collects, "it collects itself", "=50"),
+    ])
 
 
 def _sections(recipe: Recipe, module: str) -> Sections:
     """Name every key that the recipe decides, in the sections of ``JobConfig``."""
     adam, budget, degrees = recipe.optimizer, recipe.budget, recipe.parallelism
-    folder = recipe.data.tokenizer_folder
     samples = budget.global_batch_tokens // budget.sequence_length
     return {
         "job": {"description": recipe.why, "dump_folder": "outputs"},
@@ -217,7 +119,7 @@ def _sections(recipe: Recipe, module: str) -> Sections:
         "model": {
             "name": recipe.name,
             "flavor": recipe.name,
-            "hf_assets_path": "tokenizer" if folder == "none" else str(Path(folder).resolve()),
+            "hf_assets_path": tokenizer_path(recipe),
         },
         "optimizer": {
             "name": "AdamW",
@@ -305,7 +207,7 @@ def _module(recipe: Recipe, features: Features) -> str:
         std=first["std"],
         residual_std=first["std"] / layers**0.5,
         cutoff=first.get("cutoff"),
-        kind=SCHEDULES[_kind(recipe.schedule["_target_"])],
+        kind=SCHEDULES[kind_of(recipe.schedule["_target_"])],
         rates=recipe.schedule,
         step_tokens=recipe.budget.global_batch_tokens,
     )

@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from components.attention_backends import check_order
-from components.attention_windows import KEY as WINDOWS
-from components.attention_windows import check_windows
 from components.config.batch_ramp import check_microbatches, nearest_multiples
 from components.config.rules import engine
 from components.config.rules.layout import check_degrees
+from components.config.rules.model import check_further, check_model, check_shape
 from components.config.schema.data import DataSection, Source
-from components.config.shape import check_shape
 from components.config.suggestions import nearest
 from components.errors import RecipeError
 
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from components.config.schema.recipe import Recipe
     from components.config.schema.sections import Precision
 
-NORMS = ("norm", "embedding_norm", "attention.qk_norm", "attention.latent_norm")
 SHARES_TOLERANCE = 1e-6  # shares are written with six decimals
 MOST_WRITTEN = 8  # shares that a line holds
 PEAKS = ("start", "value")  # where a warm-up ends
@@ -32,6 +28,7 @@ def check_rules(recipe: "Recipe") -> None:
     """Raise a RecipeError for the first rule between fields that is broken."""
     check_shape(recipe.shape)
     check_model(recipe.model)
+    check_further(recipe.shape.mtp_depth, recipe.budget.sequence_length)
     check_schedule(recipe.schedule)
     pieces, rows = recipe.tokenizer["vocab_size"], recipe.shape.vocab_size
     if pieces > rows:
@@ -117,44 +114,6 @@ def _holds(wide: str, narrow: str) -> bool:
     """Whether a dtype has all the numbers of another; the two of 16 bits differ."""
     order = {"bfloat16": 0, "float16": 0, "float32": 1, "float64": 2}
     return wide == narrow or order[wide] > order[narrow]
-
-
-def check_model(model: Mapping[str, Any]) -> None:
-    """Raise a RecipeError for parts of a model that cannot compute together."""
-    for path in NORMS:
-        norm = _at(model, path)
-        if norm.get("bias", False) and not norm.get("center", True):
-            problem = "true, but a norm that does not center has no bias"
-            remedy = f"set model.{path}.bias=false, or model.{path}.center=true for LayerNorm"
-            raise RecipeError(f"model.{path}.bias", problem, remedy)
-    attention = _at(model, "attention")
-    key = "rotary_dim" if "rotary_dim" in attention else "head_dim"
-    width = attention.get(key, 0)
-    if _at(model, "positions").get("base") is not None and width % 2:
-        problem = f"{width} is odd, but rotary positions turn channels in pairs"
-        remedy = f"use {width - 1} or {width + 1}"
-        raise RecipeError(f"model.attention.{key}", problem, remedy)
-    if "backends" in attention:
-        check_order(attention["backends"])
-    check_windows(attention.get("windows", ("full",)))
-    base = _at(model, "positions").get("local_base")
-    if base is not None and set(attention.get("windows", ("full",))) == {"full"}:
-        problem = f"{base:g} is for layers with a window, and there is none"
-        remedy = f"set {WINDOWS}=[4096, full], or leave it out"
-        raise RecipeError("model.positions.local_base", problem, remedy)
-    row, rows = _at(model, "initialization").get("padding_row"), model["padded_vocab_size"]
-    if row is not None and not 0 <= row < rows:
-        problem = f"there is no row {row} among {rows:,}"
-        remedy = f"use 0 to {rows - 1:,}, or null for none"
-        raise RecipeError("model.initialization.padding_row", problem, remedy)
-
-
-def _at(model: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """Find a part that names a class: only the arguments of such are checked before."""
-    here: Any = model
-    for step in path.split("."):
-        here = here.get(step) if isinstance(here, Mapping) else None
-    return here if isinstance(here, Mapping) and "_target_" in here else {}
 
 
 def check_data(data: DataSection, *, total_tokens: int) -> None:

@@ -104,7 +104,7 @@ class Metrics(RunCallback):
 
     def on_step(self, module: Pretraining) -> None:
         assert module.last is not None
-        figures = asdict(module.last)
+        figures = {key: one for key, one in asdict(module.last).items() if one is not None}
         curves = figures.copy()
         del curves["step"], curves["samples_digest"]
         self._write("step", module.last, figures, curves)

@@ -125,14 +125,35 @@ def test_latent_attention_counts_its_own_widths() -> None:
     assert flops.full - flops.causal == 3 * layers * attended // 2
 
 
-def test_a_miniature_narrows_latent_attention_in_all_its_widths() -> None:
-    tree = thaw(compose("teuken7b", "scale=full", *LATENT).model)
+def narrowed(*words: str) -> Any:
+    """Return the attention of the miniature."""
+    tree = thaw(compose("teuken7b", "scale=full", *words).model)
     mini: Any = {"model": deepcopy(tree), "optimizer": {"lr": 1e-3}}
     mini["precision"] = {"compute": "auto"}
     rule = compose("teuken7b").scale.shrink
     assert not isinstance(rule, str)
     _narrow(mini, rule, UserOverrides([]), tree)
-    small = mini["model"]["attention"]
+    return mini["model"]["attention"]
+
+
+def test_a_miniature_narrows_latent_attention_in_all_its_widths() -> None:
+    small = narrowed(*LATENT)
     assert small["head_dim"] == 32
     assert (small["rotary_dim"], small["value_dim"]) == (10, 22)
     assert (small["query_rank"], small["key_value_rank"]) == (32, 16)
+
+
+def test_what_divides_scores_narrows_with_the_heads() -> None:
+    small = narrowed("model.attention.scale_dim=168")  # of heads that are 128 wide
+    assert (small["head_dim"], small["scale_dim"]) == (32, 42)
+    assert narrowed().get("scale_dim") is None
+
+
+def test_norms_on_both_sides_are_counted_and_scales_are_none() -> None:
+    plain = compose("teuken7b", "scale=full")
+    words = ("model.embedding_scale=sqrt_dim", "model.attention.scale_dim=64")
+    both = compose("teuken7b", "scale=full", "model.norm_placement=both", *words)
+    more = both.derived.parameters.total - plain.derived.parameters.total
+    assert more == 2 * plain.shape.num_layers * plain.shape.dim
+    flops, before = both.derived.flops_per_token, plain.derived.flops_per_token
+    assert flops.full - before.full == flops.causal - before.causal == 6 * more

@@ -277,6 +277,24 @@ def mistral() -> Section:
     return section
 
 
+def gemma3() -> Section:
+    """Norms on both sides, scaled embeddings; the second and fourth of five layers see all."""
+    heads = {"num_kv_heads": 2, "head_dim": 10, "qk_norm": RMS, "qk_norm_over": "each_head"}
+    heads |= {"windows": [5, "full"], "scale_dim": 14}
+    gelu = {"activation": "gelu_tanh"}
+    local = {"local_base": 100.0}
+    section = _section(positions=ROTARY | local, norm=RMS, mlp=gelu, attention=heads)
+    section |= {"norm_placement": "both", "embedding_scale": "sqrt_dim"}
+    return section | {"num_layers": 5}
+
+
+def gemma3_slowed() -> Section:
+    """Its scores as wide as the heads, and its layers in an order without an interval."""
+    section = _slowed(gemma3(), "LinearScaling")
+    section["attention"] |= {"windows": [5, "full", "full"], "scale_dim": None}
+    return section | {"tied_embeddings": False}
+
+
 def apertus_slowed() -> Section:
     turns = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0}
     return _slowed(apertus(), "Llama3Scaling", **turns, original_tokens=12)
@@ -288,6 +306,7 @@ SECTIONS = {
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
         *(olmoe, olmoe_renormalized, olmo2, qwen3, qwen3_moe, smollm3, apertus),
         *(deepseek_v3, deepseek_v3_of_experts_alone, olmo3, mistral),
+        *(gemma3, gemma3_slowed),
         *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed, apertus_slowed),
     )
 }
@@ -301,6 +320,8 @@ def random_model(section: Mapping[str, Any], *, seed: int = 1) -> nn.Module:
         for name, parameter in model.named_parameters():
             mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
             parameter.copy_(mean + 0.2 * torch.randn(parameter.shape, generator=generator))
+            if mean:  # from 1/2 on a bit is not lost where a class adds 1
+                parameter.clamp_(min=0.5)
         for buffer in model.buffers():
             buffer.copy_(torch.randn(buffer.shape, generator=generator))
     return model.eval()

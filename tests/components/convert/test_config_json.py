@@ -16,7 +16,7 @@ from components.convert.newer_llama import Qwen3
 from components.errors import RecipeError
 from tests.components.convert.conftest import PUBLISHED, Section, published
 
-LLAMA, SMOLLM3 = "llama3_2_1b", "smollm3_3b"
+LLAMA, SMOLLM3, GEMMA3 = "llama3_2_1b", "smollm3_3b", "gemma3_1b"
 Config = dict[str, Any]
 
 
@@ -98,6 +98,11 @@ def test_every_family_has_a_published_file_among_the_tests() -> None:
             {"rope_scaling": None, "rope_parameters": {"partial_rotary_factor": 0.5}},
             "rope_parameters.partial_rotary_factor: 0.5, but no part here has it",
         ),
+        (GEMMA3, {"rope_parameters": {"rope_theta": 9}}, "rope_parameters.rope_theta: 9 is of"),
+        (GEMMA3, {"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0, but no"),
+        (GEMMA3, {"use_bidirectional_attention": True}, "use_bidirectional_attention: True"),
+        (GEMMA3, {"sliding_window_pattern": "6"}, "sliding_window_pattern: '6' is not a posit"),
+        (GEMMA3, {"model_type": "gemma3"}, "gemma3_text"),
         ("gpt2", {"embd_pdrop": 0.2}, "embd_pdrop: 0.2, and resid_pdrop is 0.1"),
         (LLAMA, {"hidden_size": "2048"}, "hidden_size: '2048' is not a whole number from 1 on"),
         (LLAMA, {"num_attention_heads": 0}, "num_attention_heads: 0 is not a whole number"),

@@ -15,6 +15,8 @@ from tests.components.convert.conftest import (
     apertus,
     bloom,
     deepseek_v3,
+    gemma3,
+    gemma3_slowed,
     gpt2,
     llama,
     mistral,
@@ -30,14 +32,15 @@ def test_every_family_is_found() -> None:
     assert found == {
         *("bloom", "gpt2", "llama", "olmo", "olmoe", "olmo2"),
         *("qwen3", "qwen3_moe", "smollm3", "olmo3", "mistral", "apertus", "deepseek_v3"),
+        "gemma3_text",
     }
 
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_each_section_finds_its_class(name: str) -> None:
     family = choose_family(read_features(SECTIONS[name]()))
-    kinds = [one.model_type for one in all_families() if name.startswith(one.model_type)]
-    assert family.model_type == max(kinds, key=len)
+    kinds = {one.model_type.removesuffix("_text"): one for one in all_families()}
+    assert family is kinds[max(filter(name.startswith, kinds), key=len)]
 
 
 def changed(section: Section, part: str, key: str, value: object) -> Section:
@@ -62,6 +65,16 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
         (changed(gpt2(), "norm", "bias", False), "model.norm", "LayerNorm with weight, eps"),
         (changed(llama(), "mlp", "activation", "xielu"), "model.mlp.activation", "to train"),
         (llama() | {"logit_cap": 15.0}, "model.logit_cap", "does not cap its logits"),
+        (llama() | {"embedding_scale": "sqrt_dim"}, "model.embedding_scale", "not multiply"),
+        (changed(llama(), "attention", "scale_dim", 9), "model.attention.scale_dim", "root"),
+        (gemma3() | {"norm_placement": "before"}, "model.norm_placement", "and what they add"),
+        (gemma3() | {"embedding_scale": "none"}, "model.embedding_scale", "Gemma3ForCausalLM"),
+        (gemma3() | {"logit_cap": 30.0}, "model.logit_cap", "Gemma3ForCausalLM"),
+        (
+            changed(gemma3_slowed(), "positions", "local_base", None),
+            *("model.positions.local_base", "never slowed"),
+        ),
+        (gemma3() | {"dim": 44}, "model.attention.num_heads", "a multiple of the heads"),
         (changed(apertus(), "mlp", "bias", True), "model.mlp", "ApertusForCausalLM but for"),
         (changed(bloom(), "attention", "windows", [5]), "model.attention.windows", "Bloom"),
         (changed(mistral(), "attention", "windows", [5, 4]), "model.attention.windows", "all"),

@@ -22,7 +22,9 @@ from tests.components.convert.test_parity import (
     GRADIENT_TOLERANCE,
     LOGITS_TOLERANCE,
     distance,
+    gradients_of,
     in_memory,
+    mapped_gradients,
 )
 
 Config = dict[str, Any]
@@ -48,9 +50,17 @@ APERTUS_70B = dict(APERTUS, hidden_size=8_192, intermediate_size=43_008, num_hid
 APERTUS_70B |= {"num_attention_heads": 64}
 QWEN3_MOE = published("qwen3_30b_a3b")
 DEEPSEEK = published("deepseek_v3")
+GEMMA3 = published("gemma3_1b")
+GEMMA3_27B = published("gemma3_27b")
+# The text parts of the hub's files, in the same keys, as public copies have them.
+GEMMA3_12B = dict(GEMMA3_27B, hidden_size=3_840, intermediate_size=15_360, head_dim=256)
+GEMMA3_12B |= {"num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 8}
+GEMMA3_12B |= {"query_pre_attn_scalar": 256}
+GEMMA3_4B = dict(GEMMA3_12B, hidden_size=2_560, intermediate_size=10_240)
+GEMMA3_4B |= {"num_hidden_layers": 34, "num_attention_heads": 8, "num_key_value_heads": 4}
 
 # By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B, 8.2 B, 7 B, 32 B, 7.24 B,
-# 8 B, 70 B, 30.5 B and 671 B.
+# 8 B, 70 B, 30.5 B and 671 B; of Gemma 3 1 B, 3.88 B, 11.8 B and 27 B.
 COUNTS: dict[str, tuple[Config, int]] = {
     "OLMo-2 1B": (OLMO2, 1_484_916_736),
     "OLMo-2 7B": (OLMO2_7B, 7_298_617_344),
@@ -65,6 +75,10 @@ COUNTS: dict[str, tuple[Config, int]] = {
     "Apertus 70B": (APERTUS_70B, 70_599_864_480),
     "Qwen3-30B-A3B": (QWEN3_MOE, 30_532_122_624),
     "DeepSeek-V3": (DEEPSEEK, 671_026_404_352),
+    "Gemma 3 1B": (GEMMA3, 999_885_952),
+    "Gemma 3 4B": (GEMMA3_4B, 3_880_263_168),
+    "Gemma 3 12B": (GEMMA3_12B, 11_766_034_176),
+    "Gemma 3 27B": (GEMMA3_27B, 27_009_346_304),
 }
 PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "olmo2": {"norm_placement": "after", "qk_norm_over": "all_heads"},
@@ -75,12 +89,20 @@ PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "smollm3": {},
     "olmo3": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "mistral": {},
+    "gemma3_text": {
+        "norm_placement": "both",
+        "qk_norm_over": "each_head",
+        "mlp": {"activation": "gelu_tanh"},
+        "embedding_scale": "sqrt_dim",
+    },
 }
 
 
 def section_of(config: Config) -> Section:
     """Write the model section that a recipe of this configuration would have."""
     parts = PARTS[config["model_type"]]
+    if is_gemma := config["model_type"] == "gemma3_text":
+        config = GEMMA3 | config  # what a file does not say is the same in all
     norm = {"center": False, "weight": True, "bias": False, "eps": config["rms_norm_eps"]}
     norm |= {"_target_": "components.model.norms.Norm", "_partial_": True}
     positions = {"_target_": "components.model.positions.Rotary", "_partial_": True}
@@ -92,21 +114,28 @@ def section_of(config: Config) -> Section:
         positions["scaling"] = scaling_of(scaling)
         if "sliding_window" in config:
             positions["local_base"] = positions["base"]
+    if base := config.get("rope_local_base_freq"):
+        positions["local_base"] = float(base)
     window = config.get("sliding_window")
     types = config.get("layer_types", ["sliding_attention" if window else "full_attention"])
+    if is_gemma:
+        types = 5 * ["sliding_attention"] + ["full_attention"]
     heads = config["num_attention_heads"]
+    width = config.get("head_dim", config["hidden_size"] // heads)
+    divisor = config.get("query_pre_attn_scalar", width)
     return {
         "_target_": "components.model.decoder.Decoder",
         "dim": config["hidden_size"],
         "num_layers": config["num_hidden_layers"],
         "vocab_size": config["vocab_size"],
         "padded_vocab_size": config["vocab_size"],
-        "tied_embeddings": config["tie_word_embeddings"],
+        "tied_embeddings": config.get("tie_word_embeddings", is_gemma),
         "embedding_norm": None,
         "dropout": 0.0,
         "positions": positions,
         "norm": norm,
         "norm_placement": parts.get("norm_placement", "before"),
+        "embedding_scale": parts.get("embedding_scale", "none"),
         "attention": latent_of(config, norm)
         if "kv_lora_rank" in config
         else {
@@ -114,7 +143,8 @@ def section_of(config: Config) -> Section:
             "_partial_": True,
             "num_heads": heads,
             "num_kv_heads": config["num_key_value_heads"],
-            "head_dim": config.get("head_dim", config["hidden_size"] // heads),
+            "head_dim": width,
+            "scale_dim": None if divisor == width else divisor,
             "bias": config.get("attention_bias", False),
             "qk_norm": norm if "qk_norm_over" in parts else None,
             "qk_norm_over": parts.get("qk_norm_over", "all_heads"),
@@ -138,6 +168,8 @@ def section_of(config: Config) -> Section:
 
 def scaling_of(config: Config) -> Section:
     room = "components.model.rotary_scaling"
+    if config["rope_type"] == "linear":
+        return {"_target_": f"{room}.LinearScaling", "factor": config["factor"]}
     length = config["original_max_position_embeddings"]
     numbers = {"factor": config["factor"], "original_tokens": length}
     if config.get("rope_type") == "llama3":
@@ -315,6 +347,16 @@ SMALL: dict[str, Config] = {
     | {"layer_types": OLMO3["layer_types"][:5]}
     | {"rope_scaling": OLMO3["rope_scaling"] | {"original_max_position_embeddings": 16}},
     "mistral": MISTRAL | SMALLER | FEWER | {"num_hidden_layers": 3, "sliding_window": 11},
+    # Seven layers, of which the sixth sees all.
+    "gemma3_1b": GEMMA3
+    | SMALLER
+    | {"num_hidden_layers": 7, "head_dim": 8, "query_pre_attn_scalar": 8}
+    | {"sliding_window": 11},
+    "gemma3_27b": GEMMA3_27B
+    | SMALLER
+    | FEWER
+    | {"num_hidden_layers": 7, "head_dim": 8, "query_pre_attn_scalar": 16}
+    | {"sliding_window": 11},
     "apertus": APERTUS | SMALLER | {"num_hidden_layers": 3, "num_attention_heads": 8},
     "qwen3_moe": QWEN3_MOE
     | SMALLER
@@ -349,9 +391,8 @@ def test_made_small_it_computes_what_the_class_computes(model: str) -> None:
     assert distance(ours(inputs), logits) < LOGITS_TOLERANCE
     F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
     ours.loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
-    gradients = {name: value.grad for name, value in ours.named_parameters()}
-    gradients |= dict(ours.named_buffers())  # which have none
-    for name, gradient in mapped(gradients).items():  # type: ignore[arg-type]  # none is None
+    moved = mapped_gradients(gradients_of(ours), features, rows=config["vocab_size"])
+    for name, gradient in in_memory(moved, section).items():
         if name not in dict(theirs.named_parameters()):
             continue
         wanted = theirs.get_parameter(name).grad

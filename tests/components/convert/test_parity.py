@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from components.convert.family import choose_family
-from components.convert.features import read_features
+from components.convert.features import Features, read_features
 from components.convert.folder import their_tensors
 from tests.components.convert.conftest import (
     CONTEXT_TOKENS,
@@ -56,21 +56,37 @@ def test_every_gradient_is_the_same(section: Section, export: Export) -> None:
     model.loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
     F.cross_entropy(theirs(inputs).logits.flatten(0, 1), targets.flatten()).backward()
     features = read_features(section)
-    gradients: dict[str, Tensor] = {}
-    for name, value in model.named_parameters():
-        assert value.grad is not None, name
-        gradients[name] = value.grad
-    gradients |= dict(model.named_buffers())  # which have none
-    family = choose_family(features)
+    gradients = gradients_of(model)
     rows = section["padded_vocab_size"]
-    mapped = their_tensors(gradients, family, features, rows=rows)
-    expected = dict(in_memory(dict(mapped), section))
+    expected = in_memory(mapped_gradients(gradients, features, rows=rows), section)
     for constant, _ in theirs.named_buffers():
         expected.pop(constant, None)
     found = {name: value.grad for name, value in theirs.named_parameters()}
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
         assert distance(gradient, expected[name]) < GRADIENT_TOLERANCE, name
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the gradients by name, and buffers, which have none."""
+    gradients: dict[str, Tensor] = {}
+    for name, value in model.named_parameters():
+        assert value.grad is not None, name
+        gradients[name] = value.grad
+    return gradients | dict(model.named_buffers())
+
+
+def mapped_gradients(
+    gradients: dict[str, Tensor], features: Features, *, rows: int
+) -> dict[str, Tensor]:
+    """Map gradients as weights are, but for numbers that are added to these."""
+    family = choose_family(features)
+    wide = {name: value.double() for name, value in gradients.items()}
+    none = {name: torch.zeros_like(value) for name, value in wide.items()}
+    moved, at_zero = (
+        dict(their_tensors(one, family, features, rows=rows)) for one in (wide, none)
+    )
+    return {name: value - at_zero[name] for name, value in moved.items()}
 
 
 def in_memory(tensors: dict[str, Tensor], section: Section) -> dict[str, Tensor]:

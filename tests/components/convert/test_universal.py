@@ -201,6 +201,10 @@ def test_parts_that_the_recipe_has_not_are_named(written: Path) -> None:
 def test_a_recipe_of_another_architecture_is_refused(folder: Path) -> None:
     with pytest.raises(RecipeError, match=r"has others: model\.positions, model\.norm, .*mlp"):
         read(folder, llama())
+    scaled = bloom() | {"embedding_scale": "sqrt_dim"}
+    scaled["attention"] |= {"scale_dim": 9}  # which leave no trace in names and shapes
+    with pytest.raises(RecipeError, match=r"others: model\.embedding_scale, .*\.scale_dim"):
+        read(folder, scaled)
 
 
 def test_a_parameter_of_another_shape_is_named_before_anything_is_copied(folder: Path) -> None:

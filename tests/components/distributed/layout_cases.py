@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import pad
 
 from components.config.shape import stage_layers
 from components.config.stages import StagePlacement, style_of
@@ -31,6 +32,7 @@ from components.distributed.tensor_styles import seed_layers
 from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.model.moe import expert_layers
+from components.model.mtp import FurtherTokens
 from components.model.recompute import checkpoint_activations
 from components.model.routing import RoutingTally
 from tests.components.distributed.tensor_cases import LENGTH, VOCAB_SIZE, relative
@@ -110,7 +112,11 @@ class Compute:
         self._number = number
         torch.manual_seed(self.seed("embedding"))
         is_last = decoder.final_norm is not None
-        result: Tensor = decoder(inputs[0], targets=rows[:, 1:] if is_last else None)
+        further = look_further(decoder, rows) if torch.is_grad_enabled() else []
+        targets = rows[:, 1:] if is_last else None
+        result: Tensor = decoder(inputs[0], targets=targets, further=further)
+        if decoder.mtp is not None and further:
+            result = result[0] + decoder.mtp.loss_weight * result[1:].mean()
         if not torch.is_grad_enabled():
             return (result,)
         tally = take_tally(decoder, inputs[1] if len(inputs) > 1 else None, self._context)
@@ -124,6 +130,20 @@ class Compute:
 
     def seed(self, part: str) -> int:
         return sum(map(ord, part)) * 1_000 + self._number
+
+
+def look_further(decoder: Decoder, rows: Tensor) -> list[FurtherTokens]:
+    """Give each depth of a last stage its tokens; behind the end of a row nothing counts."""
+    depth = len(decoder.mtp or ())
+    longer, place = pad(rows, (0, depth)), torch.arange(LENGTH)
+    return [
+        FurtherTokens(
+            tokens=longer[:, by : by + LENGTH],
+            targets=longer[:, by + 1 : by + 1 + LENGTH],
+            counted=(place < LENGTH - by).expand(len(rows), -1),
+        )
+        for by in range(1, 1 + depth)
+    ]
 
 
 class Whole:

@@ -18,8 +18,10 @@ from components.model.decoder import Decoder
 from components.model.initialization import Normal
 from components.model.latent_attention import LatentAttention
 from components.model.mlp import MLP
+from components.model.mtp import MultiTokenPrediction
 from components.model.norms import Norm
 from components.model.positions import Positions, Rotary
+from components.model.rotary_scaling import LinearScaling
 from tests.components.model.comparison import gradient_of
 
 VOCAB_SIZE = 60
@@ -33,6 +35,7 @@ SWIGLU = partial(MLP, ffn_dim=32, activation="silu", gated=True, bias=False)
 RELU_SQUARED = partial(MLP, ffn_dim=32, activation="relu_squared", gated=False, bias=False)
 XIELU = partial(MLP, ffn_dim=32, activation="xielu", gated=False, bias=False)
 GELU = partial(MLP, ffn_dim=32, activation="gelu", gated=False, bias=True)
+GEGLU = partial(MLP, ffn_dim=32, activation="gelu_tanh", gated=True, bias=False)
 
 
 LATENT = partial(
@@ -66,13 +69,34 @@ class Parts(NamedTuple):
     attention_dropout: float = 0.0
     num_layers: int = 2
     rows: int = 64
-    norm_placement: Literal["before", "after"] = "before"
+    norm_placement: Literal["before", "after", "both"] = "before"
     qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
     windows: Sequence[Window] = ("full",)
     dense_mlp: Callable[..., nn.Module] | None = None
     attention: Callable[..., Attention] | None = None
     logit_cap: float | None = None
+    mtp: Callable[..., MultiTokenPrediction] | None = None
+    embedding_scale: Literal["none", "sqrt_dim"] = "none"
+    scale_dim: int | None = None
     z_loss: float = 0.0
+
+
+# Norms on both sides, scaled embeddings and scores, and a window that turns otherwise.
+GEMMA3 = Parts(
+    num_kv_heads=2,
+    qk_norm=RMS_NORM,
+    qk_norm_over="each_head",
+    tied=True,
+    positions=partial(
+        Rotary, base=10_000.0, scaling=LinearScaling(factor=8.0), local_base=100.0
+    ),
+    mlp=GEGLU,
+    num_layers=3,
+    norm_placement="both",
+    windows=(5, "full"),
+    embedding_scale="sqrt_dim",
+    scale_dim=9,
+)
 
 
 class Difference(NamedTuple):
@@ -104,6 +128,7 @@ def build(parts: Parts) -> Decoder:
             backends=BACKENDS,
             qk_norm_over=parts.qk_norm_over,
             windows=parts.windows,
+            scale_dim=parts.scale_dim,
         ),
         mlp=parts.mlp,
         norm=parts.norm,
@@ -114,6 +139,8 @@ def build(parts: Parts) -> Decoder:
         norm_placement=parts.norm_placement,
         dense_mlp=parts.dense_mlp,
         logit_cap=parts.logit_cap,
+        mtp=parts.mtp,
+        embedding_scale=parts.embedding_scale,
         z_loss=parts.z_loss,
     )
 

@@ -20,6 +20,7 @@ from tests.components.distributed.context_cases import (
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     GELU,
+    GEMMA3,
     LATENT,
     LAYER_NORM,
     LENGTH,
@@ -138,8 +139,8 @@ def assert_small(differences: list[Difference]) -> None:
 @pytest.mark.parametrize("documents", [False, True], ids=["crossing", "documents"])
 @pytest.mark.parametrize(
     "model",
-    [LLAMA, BLOOM, LEARNED, WINDOWED, LATENT_HEADS],
-    ids=["llama", "bloom", "learned", "windowed", "latent"],
+    [LLAMA, BLOOM, LEARNED, WINDOWED, LATENT_HEADS, GEMMA3],
+    ids=["llama", "bloom", "learned", "windowed", "latent", "gemma 3"],
 )
 def test_a_decoder_on_two_ranks_equals_one_process(
     two_ranks: Ranks, model: Parts, documents: bool
@@ -150,8 +151,8 @@ def test_a_decoder_on_two_ranks_equals_one_process(
 @pytest.mark.quick("sliced-llama", "whole-bloom", "sliced-windowed")
 @pytest.mark.parametrize(
     "model",
-    [LLAMA, BLOOM, LEARNED, WINDOWED, LATENT_HEADS],
-    ids=["llama", "bloom", "learned", "windowed", "latent"],
+    [LLAMA, BLOOM, LEARNED, WINDOWED, LATENT_HEADS, GEMMA3],
+    ids=["llama", "bloom", "learned", "windowed", "latent", "gemma 3"],
 )
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "sliced"])
 def test_tensor_ranks_split_what_a_context_rank_holds(

@@ -12,6 +12,7 @@ from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.stages_cases import step_ends, sum_ends
 from tests.components.distributed.tensor_cases import (
+    GEMMA3,
     LAYER_NORM,
     LENGTH,
     RMS_NORM,
@@ -86,7 +87,11 @@ def test_positions_without_parameters_stay_on_every_stage(positions: type[Positi
     assert stage.positions is not None
 
 
-@pytest.mark.parametrize("parts", [GPT, LLAMA], ids=["tied gpt", "llama"])
+@pytest.mark.parametrize(
+    "parts",
+    [GPT, LLAMA, GEMMA3._replace(num_layers=4)],
+    ids=["tied gpt", "llama", "tied gemma 3"],
+)
 def test_stages_one_after_the_other_compute_the_whole(parts: Parts) -> None:
     whole = build(parts)
     stages = [build(parts) for _ in range(3)]

@@ -11,6 +11,7 @@ from tests.components.distributed.tensor_cases import (
     BARE_LAYER_NORM,
     BARE_RMS_NORM,
     GELU,
+    GEMMA3,
     LATENT,
     LAYER_NORM,
     LENGTH,
@@ -70,6 +71,7 @@ FAMILIES = {
     "query-key norm of each head": HEAD_NORMS,
     "one group, query-key norm of each head": HEAD_NORMS._replace(num_kv_heads=1),
     "norms after": NORMS_AFTER,
+    "gemma 3": GEMMA3,
     "a trained activation": APERTUS,
     "latent attention": Parts(attention=LATENT),
     "latent keys alone": Parts(attention=partial(LATENT, query_rank=None)),
@@ -110,10 +112,11 @@ def test_two_ranks_equal_one_process(
         Parts(num_kv_heads=2, bias=True, tied=True, qk_norm=RMS_NORM),
         Parts(num_kv_heads=1, num_heads=4, qk_norm=LAYER_NORM),
         HEAD_NORMS._replace(num_kv_heads=2, bias=True),
+        GEMMA3,
     ],
     ids=[
         *("bloom", "two groups", "two groups, query-key norm", "one group, query-key norm"),
-        "two groups, query-key norm of each head",
+        *("two groups, query-key norm of each head", "gemma 3"),
     ],
 )
 @sequence_parallel

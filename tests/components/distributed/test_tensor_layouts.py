@@ -10,6 +10,7 @@ from components.model.positions import Alibi, Learned
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     GELU,
+    GEMMA3,
     LAYER_NORM,
     LENGTH,
     RMS_NORM,
@@ -80,7 +81,9 @@ def test_what_all_ranks_hold_has_gradients_summed_in_the_dtype_of_the_reduction(
 
 
 @pytest.mark.quick("sliced-llama")
-@pytest.mark.parametrize("parts", [LLAMA, GPT, BLOOM], ids=["llama", "gpt", "bloom"])
+@pytest.mark.parametrize(
+    "parts", [LLAMA, GPT, BLOOM, GEMMA3], ids=["llama", "gpt", "bloom", "gemma 3"]
+)
 @sequence_parallel
 def test_stages_hand_on_hidden_states_as_plain_tensors(
     two_ranks: Ranks, parts: Parts, sequence_parallel: bool

@@ -15,7 +15,8 @@ from components.config.schema.recipe import Recipe, read_recipe
 from components.run.folder import create_run_folder
 from components.train.launch import ROOT
 
-pytestmark = pytest.mark.long
+# All ranks of all layouts run in one fixture: two to three minutes on a quiet machine.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
 # Inside of kernels and of gloo a CPU takes memory that no operator shows.

@@ -28,6 +28,10 @@ LATENT = (
     *("model.attention.value_dim=32", "model.attention.query_rank=96"),
     *("model.attention.key_value_rank=64", QK_NORM.replace("qk_norm", "latent_norm")),
 )
+GEMMA3 = (
+    *("recipe=teuken7b", "model.norm_placement=both", "model.embedding_scale=sqrt_dim"),
+    *("model.mlp.activation=gelu_tanh", "model.attention.scale_dim=48", HEAD_NORMS, QK_NORM),
+)
 DEPTHS = (4, 8)
 
 
@@ -54,6 +58,7 @@ def most(found: StepRehearsal) -> dict[Any, int]:
         ),
         (("recipe=teuken7b", "parallelism.context=2"), 1e-4),
         (("recipe=teuken7b", "model.norm_placement=after"), 1e-4),
+        ((*GEMMA3, "parallelism.tensor=2", "parallelism.sequence_parallel=true"), 1e-4),
         (("recipe=teuken7b", "parallelism.tensor=2", HEAD_NORMS, QK_NORM), 1e-4),
         (LATENT, 1e-4),
         ((*LATENT, "parallelism.tensor=2"), 1e-4),
@@ -77,7 +82,8 @@ def most(found: StepRehearsal) -> dict[Any, int]:
         (("recipe=mula7b_a1b", "model.mlp.shared_ffn_dim=512"), 0.05),
     ],
     ids=[
-        *("dense", "tensor", "context", "norms after", "norm of each head"),
+        *("dense", "tensor", "context", "norms after"),
+        *("gemma 3", "norm of each head"),
         *("latent", "latent over tensor ranks", "latent over context ranks"),
         *("experts", "gathered", "exchanged", "bounded", "shared"),
     ],
@@ -148,6 +154,12 @@ def test_norms_of_queries_and_keys_are_planned(over: str, tensor: int) -> None:
         *("recipe=teuken7b", f"parallelism.tensor={tensor}"),
         *(f"model.attention.qk_norm_over={over}", QK_NORM),
     )
+
+
+@pytest.mark.long
+def test_norms_on_both_sides_are_planned() -> None:
+    """And a gated GELU; multiplied queries take the place of those that were turned."""
+    assert_planned(*GEMMA3)
 
 
 @pytest.mark.long

@@ -44,8 +44,10 @@ def _small_decoder(
     attention_dropout: float = 0.0,
     std: float = 0.2,
     padding_row: int | None = None,
-    norm_placement: Literal["before", "after"] = "before",
+    norm_placement: Literal["before", "after", "both"] = "before",
     windows: Sequence[Window] = ("full",),
+    scale_dim: int | None = None,
+    embedding_scale: Literal["none", "sqrt_dim"] = "none",
 ) -> Decoder:
     return Decoder(
         dim=dim,
@@ -66,6 +68,7 @@ def _small_decoder(
             backends=backends,
             qk_norm_over=qk_norm_over,
             windows=windows,
+            scale_dim=scale_dim,
         ),
         mlp=mlp,
         norm=norm,
@@ -74,6 +77,7 @@ def _small_decoder(
         initialization=Normal(std=std, residual="scaled", padding_row=padding_row),
         init_from="none",
         norm_placement=norm_placement,
+        embedding_scale=embedding_scale,
     )
 
 

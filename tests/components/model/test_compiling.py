@@ -157,6 +157,7 @@ def test_layers_that_do_not_rotate_share_a_second_graph(small_decoder: Build) ->
 def test_layers_of_each_window_share_a_graph(small_decoder: Build) -> None:
     turned = partial(Rotary, base=10_000.0, local_base=100.0)
     settings = {"positions": turned, "num_layers": 12, "windows": [5, 7, "full"]}
+    settings |= {"norm_placement": "both", "scale_dim": 14}
     plain = randomized(small_decoder(**settings)).double()
     model = copy.deepcopy(plain)
     compile_layers(model, "layers", recompute="selective")

@@ -37,8 +37,8 @@ def attend(w: Weights, prefix: str, x: Tensor) -> Tensor:
         F.linear(x, w[f"{prefix}.c_{name}"]).unflatten(-1, (HEADS, WIDTH)) for name in "qkv"
     )
     query, key = norm(turned(query)), norm(turned(key))
-    sides = (side.transpose(1, 2) for side in (query, key, value))
-    mixed = F.scaled_dot_product_attention(*sides, is_causal=True)
+    query, key, value = (side.transpose(1, 2) for side in (query, key, value))
+    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     return F.linear(mixed.transpose(1, 2).flatten(-2), w[f"{prefix}.c_proj"])
 
 
@@ -53,7 +53,7 @@ def nanochat(w: Weights, tokens: Tensor) -> Tensor:
 
 def swapped(weight: Tensor) -> Tensor:
     """Let the halves of each head change places, so that turning back is turning on."""
-    heads = weight.unflatten(0, (HEADS, 2, WIDTH // 2))
+    heads: Tensor = weight.unflatten(0, (HEADS, 2, WIDTH // 2))
     return heads.flip(1).flatten(0, 2)
 
 

@@ -55,7 +55,7 @@ def assert_same_bits(
         assert torch.equal(gradient_of(parameter), gradient_of(theirs[name])), name
 
 
-@pytest.mark.parametrize("norm_placement", ["before", "after"])
+@pytest.mark.parametrize("norm_placement", ["before", "after", "both"])
 @pytest.mark.parametrize("parts", CHOICES)
 def test_gradients_are_bitwise_equal_and_names_stay(
     small_decoder: Build, parts: str | list[str], norm_placement: str
@@ -94,6 +94,7 @@ def test_experts_choose_the_same_again(
         {},
         {"bias": True},
         {"norm_placement": "after"},
+        {"norm_placement": "both"},
         *({"mlp": path} for path in ("loop", "auto", "grouped")),
     ],
     ids=str,

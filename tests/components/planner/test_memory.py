@@ -355,3 +355,16 @@ def test_a_norm_after_the_mlp_keeps_what_it_gave() -> None:
         layer_bytes_per_token(job(shape, where), "selective") for shape in (MIDDLE, after)
     )
     assert other - one == 2 * 4_096
+
+
+def test_norms_on_both_sides_keep_what_both_branches_gave() -> None:
+    both = MIDDLE.model_copy(update={"norm_placement": "both"})
+    where = layout(sequence_parallel=False)
+    kept = [
+        [layer_bytes_per_token(job(shape, where), again) for again in ("none", ("norms",))]
+        for shape in (MIDDLE, both)
+    ]
+    assert [more - less for less, more in zip(*kept, strict=True)] == 2 * [2 * 2 * 4_096]
+    assert both.total_parameters - MIDDLE.total_parameters == 2 * both.num_layers * 4_096 * (
+        both.norm.weight + both.norm.bias
+    )

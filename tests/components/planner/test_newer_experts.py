@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from components.config.shape import MLPShape
+from components.config.shape import MLPShape, MTPShape
 from components.planner import layer, memory, states
 from components.planner.job import TrainingJob
+from components.planner.layer import head_seconds
 from components.planner.products import layer_products
-from components.planner.time import layer_parts, layers_parts
+from components.planner.time import evaluation_seconds, layer_parts, layers_parts
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 SHARED = MLPShape(ffn_dim=512, gated=True, num_experts=8, top_k=2, shared_ffn_dim=1_024)
@@ -33,6 +34,35 @@ def test_the_stages_hold_every_parameter_of_the_model() -> None:
     assert held + norms == shape.total_parameters + shape.padding_parameters
     assert ranks[0].expert == 4 * 8 * SHARED.expert_parameters(1_024) / 2
     assert ranks[1].expert == 6 * 8 * SHARED.expert_parameters(1_024) / 2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_last_stage_has_what_predicts_further_tokens_and_the_embedding(tied: bool) -> None:
+    changes = {"mtp": MTPShape(depth=2), "tied_embeddings": tied}
+    plain = mixture()
+    shape = plain.shape.model_copy(update={"tied_embeddings": tied})
+    further = replace(
+        plain,
+        shape=shape.model_copy(update=changes),
+        layout=replace(plain.layout, mtp_depth=2, recompute_every=5),
+    )
+    held = [states.rank_parameters(further, rank) for rank in (0, 1)]
+    count = sum(rank.dense + 2 * rank.expert for rank in held)
+    norms, again = shape.norm.parameters(shape.dim), states.end_matrix(plain)
+    total = shape.total_parameters + shape.padding_parameters + further.shape.mtp_parameters
+    assert count + norms == total + again
+    assert held[1].expert == (6 + 2) * 8 * SHARED.expert_parameters(1_024) / 2
+    assert held[1].ends == (1 if tied else 2) * again
+    assert further.kinds_of((1,))[0][1:] == (8, 1)  # of layers 6 to 13 number 10 is recomputed
+    alone = replace(further, layout=replace(further.layout, mtp_depth=0))
+    one, more = (head_seconds(x, hopper(), ours().speed) for x in (alone, further))
+    assert more[1] == pytest.approx(3 * one[1])
+    assert more[0] > 3 * one[0]
+    evaluated = [
+        evaluation_seconds(x, hopper(), ours().speed, sources=1, windows_per_source=4)
+        for x in (alone, further)
+    ]
+    assert evaluated[0] == evaluated[1]
 
 
 def test_the_first_stage_has_the_dense_layers_and_the_second_has_none() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from components.config.rules.check import check_model, check_schedule
+from components.config.rules.check import check_schedule
+from components.config.rules.model import check_model
 from components.errors import RecipeError
 from tests.components.config.conftest import Compose
 

@@ -1,23 +1,28 @@
 #!/bin/bash
 #SBATCH --job-name=olmo3_7b
-#SBATCH --partition=hopper-prod
+#SBATCH --partition=a3mega
 #SBATCH --nodes=64
 #SBATCH --ntasks-per-node=8
-#SBATCH --gres=gpu:8
-#SBATCH --time=00:40:00
+#SBATCH --gpus-per-node=8
+#SBATCH --mem=0
+#SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@360
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --array=1-1000%1
+#SBATCH --array=1-30%1
 #SBATCH --output=/path/to/kochbuch/runs/olmo3_7b-full/jobs/%A_%a.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
-# The sources in brackets are those of conf/cluster/hopper.yaml.
-export CUDA_DEVICE_MAX_CONNECTIONS=1  # the campaign's setting, for tensor ranks that overlap (NT)
-export NCCL_DEBUG=WARN  # the campaign's setting (NT)
+# The sources in brackets are those of conf/cluster/a3_mega.yaml.
+NCCL_LIB_DIR=/var/lib/tcpxo/lib64 source /var/lib/tcpxo/lib64/nccl-env-profile.sh  # the library's own settings (CT)
+export LD_LIBRARY_PATH=/var/lib/tcpxo/lib64:$LD_LIBRARY_PATH  # the library itself (CT)
+export NCCL_FASTRAK_CTRL_DEV=enp0s12  # the port of control (CT)
+export NCCL_FASTRAK_IFNAME=enp6s0,enp7s0,enp13s0,enp14s0,enp134s0,enp135s0,enp141s0,enp142s0  # a port a device (CT)
+export NCCL_SOCKET_IFNAME=enp0s12  # the port of control, for what is set up (CT)
+export NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY=/dev/aperture_devices  # where the devices' windows lie (CT)
 source /path/to/kochbuch/.venv/bin/activate
 cd /path/to/kochbuch || exit
-node=/tmp/kochbuch-$SLURM_JOB_ID
+node=/mnt/localssd/kochbuch-$SLURM_JOB_ID
 # Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH; do export "$cache=${!cache:-$node/cache/$cache}"; done
 # Memory of a device in segments that grow, unless somebody has set torch's allocator already.
@@ -47,7 +52,7 @@ launch() {
   [ "$status" -eq 0 ] || return "$status"
   nodes=$(wc -l < "$run/preflight/nodes")
   MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
-  # One task a rank. Network ports: EFA; NCCL's plugin chooses.
+  # One task a rank. Network ports: TCPXO, a port a device; its own library chooses.
   srun --kill-on-bad-exit=1 --wait=60 --output="$run/ranks/%A_%a-%t.log" --open-mode=append \
     --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
     python -m components.train "$run" &

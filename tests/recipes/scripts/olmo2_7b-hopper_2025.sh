@@ -4,15 +4,15 @@
 #SBATCH --nodes=64
 #SBATCH --ntasks-per-node=8
 #SBATCH --gres=gpu:8
-#SBATCH --time=00:40:00
+#SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@360
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --array=1-1000%1
+#SBATCH --array=1-14%1
 #SBATCH --output=/path/to/kochbuch/runs/olmo2_7b-full/jobs/%A_%a.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
-# The sources in brackets are those of conf/cluster/hopper.yaml.
+# The sources in brackets are those of conf/cluster/hopper_2025.yaml.
 export CUDA_DEVICE_MAX_CONNECTIONS=1  # the campaign's setting, for tensor ranks that overlap (NT)
 export NCCL_DEBUG=WARN  # the campaign's setting (NT)
 source /path/to/kochbuch/.venv/bin/activate

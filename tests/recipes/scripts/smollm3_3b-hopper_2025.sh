@@ -1,18 +1,18 @@
 #!/bin/bash
-#SBATCH --job-name=olmo2_1b
+#SBATCH --job-name=smollm3_3b
 #SBATCH --partition=hopper-prod
-#SBATCH --nodes=16
+#SBATCH --nodes=48
 #SBATCH --ntasks-per-node=8
 #SBATCH --gres=gpu:8
-#SBATCH --time=00:40:00
+#SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@360
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --array=1-582%1
-#SBATCH --output=/path/to/kochbuch/runs/olmo2_1b-full/jobs/%A_%a.log
+#SBATCH --array=1-38%1
+#SBATCH --output=/path/to/kochbuch/runs/smollm3_3b-full/jobs/%A_%a.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
-# The sources in brackets are those of conf/cluster/hopper.yaml.
+# The sources in brackets are those of conf/cluster/hopper_2025.yaml.
 export CUDA_DEVICE_MAX_CONNECTIONS=1  # the campaign's setting, for tensor ranks that overlap (NT)
 export NCCL_DEBUG=WARN  # the campaign's setting (NT)
 source /path/to/kochbuch/.venv/bin/activate
@@ -22,7 +22,7 @@ node=/tmp/kochbuch-$SLURM_JOB_ID
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH; do export "$cache=${!cache:-$node/cache/$cache}"; done
 # Memory of a device in segments that grow, unless somebody has set torch's allocator already.
 [ -n "${PYTORCH_CUDA_ALLOC_CONF-}" ] || export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF-expandable_segments:True}"
-run=/path/to/kochbuch/runs/olmo2_1b-full
+run=/path/to/kochbuch/runs/smollm3_3b-full
 mkdir -p "$run/ranks"
 
 # By 3 this ends the chain, and jobs/chain.jsonl says why.

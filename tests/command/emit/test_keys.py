@@ -1,0 +1,188 @@
+"""No key of a recipe is dropped in silence: each is said, refused, or no part of training."""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from types import ModuleType
+from typing import Any, get_args
+
+import pytest
+from pydantic import ValidationError
+
+from command.actions.emit import checks
+from command.arguments import read_point
+from command.compose import compose_recipe
+from command.options import Trainer
+from components.config.schema.recipe import Recipe
+from components.config.targets import check_nodes
+from components.config.user_overrides import leaves
+from components.errors import RecipeError
+from tests.recipes.differences import RECIPES, golden_tree
+
+ENGINES = get_args(Trainer)
+# A recipe that an engine can say.
+SAYABLE = {
+    "torchtitan": (
+        *("recipe=playbook1b", "model.tied_embeddings=false", "cluster=hopper"),
+        *("parallelism.data=8", "parallelism.zero=2"),
+    ),
+    "nanotron": ("recipe=playbook8b",),
+    "megatron-bridge": ("recipe=opensci_1b7",),
+}
+WORDS = (
+    *("none", "auto", "float32", "float64", "all", "matrices", "after", "1-sqrt", "cosine"),
+    *("plain", "scaled", "gelu", "full", "interleaved", "gpipe", "layers", "deepspeed"),
+    *("layers_and_ends", "best_fit", "each_head", "all_heads", "natural", "copies"),
+)
+# What changes no file and is not refused, since in that recipe it changes nothing: rows that
+# only pad; float16's scaling in bfloat16; parts of a layout without experts, stages, tensor
+# ranks, recomputed layers or sharded moments; and what each trainer does in its own way.
+IDLE = {
+    *("model.vocab_size", "precision.loss_scale", "parallelism.expert_divisor"),
+    *("parallelism.recompute_every", "parallelism.stage_balance"),
+}
+IDLE_OF = {
+    "torchtitan": IDLE
+    | {"data.mixture", "parallelism.schedule", "parallelism.stages_per_rank"}
+    | {"parallelism.sequence_parallel"},
+    "nanotron": IDLE | {"parallelism.gc_every_steps"},
+    "megatron-bridge": IDLE | {"parallelism.sequence_parallel"},
+}
+NORM = {
+    "_target_": "components.model.norms.Norm",
+    "_partial_": True,
+    "eps": 1e-3,
+    "center": True,
+    "weight": True,
+    "bias": True,
+}
+OTHER: dict[str, Any] = {
+    "budget.ramp_up": {"start_tokens": 4096, "increment_tokens": 4096, "over_tokens": 9},
+    "precision.loss_scale": {"initial": 2.0, "window": 1, "hysteresis": 1, "minimum": 1.0},
+    "model.embedding_norm": NORM,
+    "model.attention.qk_norm": NORM,
+    "data.skip": [[4, 4]],
+    "data.tokenizer_folder": "tokens",
+    "model.init_from": "weights",
+}
+
+
+def engine_of(name: str) -> ModuleType:
+    return importlib.import_module(f"command.actions.emit.{name.replace('-', '_')}")
+
+
+@cache
+def settled(name: str) -> Mapping[str, Any]:
+    tree: Mapping[str, Any] = golden_tree(name, "full")["recipe"]
+    return tree
+
+
+def test_every_key_of_every_recipe_is_known() -> None:
+    assert len(RECIPES) >= 33
+    for name in RECIPES:
+        assert list(checks.unread_keys(settled(name), frozenset())) == [], name
+
+
+def test_a_key_that_nobody_knows_is_refused() -> None:
+    tree = {**settled("playbook1b"), "model": {**settled("playbook1b")["model"], "new": 1}}
+    assert list(checks.unread_keys(tree, frozenset())) == ["model.new"]
+
+
+SAID: dict[str, set[str]] = {
+    "torchtitan": set(),
+    "nanotron": {f"playbook{n}b" for n in (1, 3, 8, 80, 469)},
+    "megatron-bridge": {"opensci_1b7", "viking_7b"},
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_recipe_is_said_or_refused_with_a_way_out(engine: str) -> None:
+    write = engine_of(engine).write
+    for name in RECIPES:
+        recipe = Recipe.model_validate(settled(name))
+        if name in SAID[engine]:
+            assert write(recipe, "asked").files == write(recipe, "asked").files
+        else:
+            with pytest.raises(RecipeError, match="cannot say this recipe") as refusal:
+                write(recipe, "asked")
+            assert "\n  " in refusal.value.problem
+            assert refusal.value.remedy
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """Give other values of a key, the likeliest first."""
+    match value:
+        case bool():
+            yield not value
+        case int():
+            yield from (value + 1, 2 * value, value - 1, value / 2)
+        case float():
+            yield from (value / 2 or 0.1, value / 2 + 0.25)
+        case str():
+            yield from (word for word in WORDS if word != value)
+            yield "components.model.norms.Other" if "." in value else "other"
+        case None:
+            yield from (1, 0.5)
+        case _:
+            yield from ([4096, "full"], [[4, 4]], [])
+
+
+def with_leaf(tree: Any, steps: list[str], value: Any) -> Any:
+    if not steps:
+        return value
+    return {**tree, steps[0]: with_leaf(tree[steps[0]], steps[1:], value)}
+
+
+def valid(tree: Mapping[str, Any], is_other_part: bool) -> Recipe:
+    """Hold a tree to the schema and to what its parts take, but to no rule between keys."""
+    if not is_other_part:
+        check_nodes(tree)
+    return Recipe.model_validate(tree)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("key", "value", "way"),
+    [
+        ("model.norm._target_", "components.model.norms.Other", "only be trained here"),
+        ("parallelism.engine", "deepspeed", "set parallelism.engine=mesh"),
+        ("parallelism.offload_optimizer", True, "set parallelism.offload_optimizer=false"),
+        ("data.skip", [[4, 4]], "set data.skip=[]"),
+        ("precision.master", "float64", "set precision.master=auto"),
+    ],
+)
+def test_what_none_of_them_says_is_refused_by_all(
+    engine: str, key: str, value: object, way: str
+) -> None:
+    tree = with_leaf(settled("opensci_1b7"), key.split("."), value)
+    with pytest.raises(RecipeError) as refusal:
+        engine_of(engine).write(valid(tree, key.endswith("_target_")), "asked")
+    assert f"\n  {key}: " in refusal.value.problem
+    assert way in refusal.value.remedy
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ENGINES)
+def test_another_value_of_any_key_is_another_file_or_is_refused(engine: str) -> None:
+    recipe = compose_recipe(read_point([*SAYABLE[engine], "scale=full"]))
+    tree, write = recipe.model_dump(mode="json"), engine_of(engine).write
+    said, silent = write(recipe, "asked").files, set()
+    for path, value in leaves(tree):
+        steps = path.split(".")
+        above = {".".join(steps[: end + 1]) for end in range(len(steps))}
+        if above & checks.OWN or steps[-1] == "_partial_" or path.startswith("data.shares."):
+            continue
+        for other in (OTHER[path],) if path in OTHER else changed(value):
+            try:
+                one = valid(with_leaf(tree, steps, other), steps[-1] == "_target_")
+            except (ValidationError, RecipeError):
+                continue
+            silent.add(path)
+            try:
+                if write(one, "asked").files != said:
+                    silent.remove(path)
+                    break
+            except RecipeError:
+                silent.remove(path)
+                break
+    assert silent == IDLE_OF[engine]

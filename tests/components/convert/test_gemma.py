@@ -1,0 +1,96 @@
+"""What Gemma 3 alone has: weights to which 1 is added, and embeddings times a root."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+from transformers.models.gemma3.modeling_gemma3 import (
+    Gemma3RMSNorm,
+    Gemma3TextScaledWordEmbedding,
+)
+
+from components.build import build
+from components.convert.config_json import check_same, read_config
+from components.convert.family import choose_family
+from components.convert.features import read_features
+from components.errors import RecipeError
+from tests.components.convert.conftest import Export, Section, gemma3, published, random_model
+from tests.components.convert.test_config_json import put
+from tests.components.convert.test_open_models import GEMMA3, GEMMA3_27B, section_of
+from tests.components.convert.test_reading import edit_tensors, read
+
+WIDTH, LOCAL = 1_152, "sliding_attention"
+
+
+def test_weights_in_bfloat16_are_widened_before_1_is_added(export: Export) -> None:
+    """The sum rounded to bfloat16 would lose all but the first 7 bits behind the point."""
+    folder, small = export(random_model(gemma3()), gemma3()), torch.arange(48) * 2.0**-12
+    name = "layers.1.post_feedforward_layernorm.weight"
+
+    def narrowed(tensors: dict[str, Any]) -> None:
+        tensors[f"model.{name}"] = small.bfloat16()
+
+    edit_tensors(folder, narrowed)
+    found = read(folder, gemma3()).get_parameter("layers.1.mlp_norm_after.weight")
+    assert torch.equal(found, 1 + small.bfloat16().float())
+
+
+def test_what_is_less_than_a_half_comes_back_to_half_a_unit_of_1(export: Export) -> None:
+    model = random_model(gemma3())
+    weight = model.get_parameter("final_norm.weight")
+    with torch.no_grad():
+        weight.uniform_(-1.0, 0.5, generator=torch.Generator().manual_seed(3))
+    found = read(export(model, gemma3()), gemma3()).get_parameter("final_norm.weight")
+    distance = (found - weight).abs().max().item()
+    assert 0 < distance <= 2.0**-24
+
+
+def test_a_fresh_norm_is_a_fresh_norm_of_the_class(export: Export) -> None:
+    """Both begin at a factor of 1."""
+    fresh = Gemma3RMSNorm(48)
+    assert not fresh.weight.any()
+    model = build(gemma3(), "model")
+    assert torch.equal(model.final_norm.weight, 1 + fresh.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_embeddings_are_multiplied_in_the_precision_of_the_class(dtype: torch.dtype) -> None:
+    """In bfloat16 the root of 1,152, 33.94, is 34."""
+    model = build(section_of(GEMMA3 | {"num_hidden_layers": 1, "vocab_size": 64}), "model")
+    theirs = Gemma3TextScaledWordEmbedding(64, WIDTH, 0, WIDTH**0.5)
+    with torch.no_grad():
+        theirs.weight.copy_(model.embedding.weight.normal_(std=0.02))
+    tokens, placed = torch.arange(64)[None], model.positions(torch.arange(64))
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        found = model._embed(tokens, placed)
+    assert found.dtype == dtype
+    assert torch.equal(found, theirs.to(dtype)(tokens))
+
+
+@pytest.mark.parametrize("config", [GEMMA3, GEMMA3_27B], ids=["1B", "27B"])
+def test_either_spelling_of_rotations_and_layers_is_the_same_model(config: Section) -> None:
+    features = read_features(section_of(config))
+    family = choose_family(features)
+    newer = AutoConfig.for_model(**config).to_dict()
+    assert not newer.keys() & {"rope_theta", "rope_local_base_freq", "rope_scaling"}
+    assert family.stated(newer) == family.shape(features) == family.stated(config)
+    again = AutoConfig.for_model("gemma3_text", **family.shape(features)).to_dict()
+    for key in ("rope_parameters", "layer_types", "sliding_window", "query_pre_attn_scalar"):
+        assert again[key] == newer[key]
+
+
+def test_layers_in_no_order_have_no_interval() -> None:
+    types = [LOCAL, "full_attention", "full_attention", *24 * [LOCAL]]
+    family = choose_family(read_features(section_of(GEMMA3)))
+    assert family.stated(GEMMA3 | {"layer_types": types})["sliding_window_pattern"] is None
+    short = GEMMA3 | {"layer_types": 4 * [LOCAL], "num_hidden_layers": 4}
+    assert family.stated(short)["sliding_window_pattern"] == 5
+
+
+def test_windows_that_are_slowed_are_another_model(tmp_path: Path) -> None:
+    slowed = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+    config = published("gemma3_1b") | {"rope_parameters": {LOCAL: slowed}}
+    with pytest.raises(RecipeError, match=r"rope_parameters: .*'linear'.* but a recipe"):
+        check_same(read_config(put(tmp_path, config)), section_of(GEMMA3))
