@@ -72,6 +72,19 @@ def test_the_reference_has_narrow_heads_with_norms_and_no_biases() -> None:
     assert found.model["attention"]["qk_norm_over"] == "each_head"
 
 
+def test_nanochats_sizes_and_rates_are_those_of_its_script() -> None:
+    """scripts/base_train.py: depth 20, 64 a layer, 20 tokens a parameter."""
+    found, dim, layers, rows = recipe("nanochat_d20"), 1_280, 20, 65_536
+    count = layers * 12 * dim**2 + 2 * rows * dim  # no norm has weights
+    assert found.derived.parameters.total == count == 560_988_160
+    assert found.derived.steps == 20 * count // 524_288
+    narrower = (dim / 768) ** -0.5
+    muon = found.optimizer
+    rates = {key: muon["lr"] * muon[f"{key}_lr_factor"] for key in ("embedding", "head")}
+    assert rates == pytest.approx({"embedding": 0.2 * narrower, "head": 0.004 * narrower})
+    assert muon["momentum_warmup_tokens"] == 300 * 524_288
+
+
 @pytest.mark.parametrize(
     ("name", "card", "digit"),
     [
@@ -100,6 +113,7 @@ RUNS = {
     "lucie_7b": (1_024, 4_096, 753_851, 512),
     "viking_7b": (1_024, 4_096, 476_838, 512),  # the last step is begun; Megatron leaves it
     "opensci_1b7": (1_024, 4_096, 71_526, 256),
+    "nanochat_d20": (256, 2_048, 21_400, 8),
 }
 
 
