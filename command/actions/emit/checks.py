@@ -63,7 +63,7 @@ _PARTS = frozenset({
     *("schedule.value", "parallelism.expert", "parallelism.expert_divisor"),
     *("optimizer.update_scale", "optimizer.embedding_lr_factor", "optimizer.head_lr_factor"),
     *("optimizer.momentum", "optimizer.momentum_start", "optimizer.momentum_warmup_tokens"),
-    *("optimizer.nesterov", "optimizer.newton_schulz_steps"),
+    *("optimizer.nesterov", "optimizer.newton_schulz_steps", "optimizer.matrix_lr_factor"),
 })
 # What every engine says, or refuses by a check of its own, or names in a note.
 SAID = frozenset({
