@@ -34,7 +34,7 @@ test: setup ## run the tests that any change may break; ROOMS=changed runs those
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not cluster and not long" \
 	  $(if $(filter changed,$(ROOMS)),$$($(PY) -m tests.changed),$(ROOMS))
 
-long: setup ## run the tests that start many processes, and all cases of those of which make test runs a few (20 minutes)
+long: setup ## run the tests that start many processes, and all cases of those of which make test runs a few (35 minutes)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "long and not cluster and not apart"
 
 cluster: setup ## train on a real Slurm of three and five nodes on this host, and follow the pages of the sites; needs root, slurm-wlm, munge and environment-modules (an hour)

@@ -13,7 +13,7 @@ from itertools import count
 from math import gcd
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from components.config.schema.sections import Parallelism
 from components.config.schema.types import Section
@@ -217,16 +217,11 @@ class ParameterCounts(Section):
     embedding: int
     expert: int
     padding: int
-    mtp: int
+    mtp: int = Field(exclude_if=lambda count: not count)
 
     @classmethod
     def of(cls, shape: ModelShape) -> Self:
         return cls(**{name: getattr(shape, f"{name}_parameters") for name in cls.model_fields})
-
-    @model_serializer(mode="wrap")
-    def _without_none(self, as_fields: SerializerFunctionWrapHandler) -> dict[str, int]:
-        counts: dict[str, int] = as_fields(self)
-        return {name: count for name, count in counts.items() if count or name != "mtp"}
 
 
 class FlopsPerToken(Section):

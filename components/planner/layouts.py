@@ -15,6 +15,7 @@ from math import ceil
 from typing import NamedTuple
 
 from components.config.batch_ramp import microbatch_sizes
+from components.config.phases import recipe_of
 from components.config.resolve import check_mathematics
 from components.config.rules.layout import (
     check_degrees,
@@ -186,6 +187,11 @@ class Layouts:
         recipe, template = self._with(degrees), self._template
         return _holds(check_degrees, recipe) and _holds(check_mathematics, template, recipe)
 
+    def holds_in_phases(self, degrees: Parallelism) -> bool:
+        """Whether each phase of the run, with its own keys, can be taken in the layout too."""
+        recipe = self._with(degrees)
+        return all(_holds(recipe_of, recipe, name) for name in recipe.phases)
+
     @cached_property
     def _cluster(self) -> Cluster:
         cluster = self._template.cluster
@@ -203,7 +209,7 @@ class Layouts:
         )
 
 
-def _holds(check: Callable[..., None], *arguments: object) -> bool:
+def _holds(check: Callable[..., object], *arguments: object) -> bool:
     try:
         check(*arguments)
     except RecipeError:

@@ -110,7 +110,7 @@ def search_layouts(template: Recipe, *, ranks: int, fixed: frozenset[str]) -> La
     layouts = Layouts(template, ranks=ranks, fixed=fixed)
     prices = Prices(template)
     found = [one for family in layouts.families() for one in prices.fitting(family)]
-    best = tuple(prices.best(found))
+    best = tuple(prices.best(found, layouts.holds_in_phases))
     return LayoutSearch(
         ranks=ranks,
         considered=layouts.considered,
@@ -159,14 +159,18 @@ class Prices:
             bound = weighed(sum(passes_seconds(job, busy)), verdict)
             yield _Fitting(bound, job, busy, family.degrees, peak, verdict)
 
-    def best(self, found: list[_Fitting]) -> list[LayoutChoice]:
-        """Add what the bound leaves out, until no other can be among the best."""
+    def best(
+        self, found: list[_Fitting], holds: Callable[[Parallelism], bool]
+    ) -> list[LayoutChoice]:
+        """Add what the bound leaves out, until no other that ``holds`` can be among them."""
         best: list[LayoutChoice] = []
         for one in sorted(found, key=attrgetter("bound")):
             if len(best) >= BEST and one.bound > best[-1].cost:
                 break
             size = {"microbatch_sequences": one.job.microbatch_sequences}
             degrees = one.degrees.model_copy(update=size)
+            if not holds(degrees):
+                continue
             time = plan_time(one.job, self._hardware, self._software.speed, one.busy)
             best = self._keep([*best, LayoutChoice(degrees, one.peak, one.verdict, time)])
         return best
