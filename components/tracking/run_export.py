@@ -82,7 +82,7 @@ def tell(folder: Path) -> RunExport:
 
 def _rows(journal: RunHistory) -> Iterator[MetricsRow]:
     for step in journal.steps:
-        figures = step.model_dump(exclude={"kind", "step", "time"})
+        figures = step.model_dump(exclude={"kind", "step", "time"}, exclude_none=True)
         yield MetricsRow(step.step, step.time, figures)
     for one in journal.held_out:
         losses = {f"held_out_by_source/{name}": loss for name, loss in one.by_source.items()}

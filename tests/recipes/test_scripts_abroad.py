@@ -53,7 +53,9 @@ def words_for(name: str, cluster: str) -> tuple[str, ...]:
     home = recipe_of(f"recipe={name}", f"cluster={home_of(name)}")
     degrees, devices = home.parallelism, PROFILES[cluster]["devices_per_node"]
     ranks = home.cluster.ranks // degrees.data
-    contexts = [one.parallelism.get("context", 1) for one in home.phases.values()]
+    shard = 1 if degrees.data_shard == degrees.data else degrees.data_shard
+    # A phase with longer sequences leaves fewer data ranks, over which weights lie in shards.
+    contexts = [one.parallelism.get("context", 1) * shard for one in home.phases.values()]
     step = lcm(devices // gcd(devices, ranks), *contexts)
     data = next(data for data in count(degrees.data) if data % step == 0)
     if data == degrees.data:

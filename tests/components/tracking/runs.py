@@ -54,7 +54,11 @@ def points_of(lines: list[Line]) -> Points:
     points: Points = set()
     for line in lines:
         if line["kind"] == "step":
-            points |= {(name, line["step"], line[name]) for name in FIGURES}
+            points |= {
+                (name, line["step"], line[name])
+                for name in FIGURES
+                if line.get(name) is not None  # of a part that the model has not
+            }
         elif line["kind"] == "held_out":
             points.add(("held_out", line["step"], line["weighted_loss"]))
             points.add(("held_out_unweighted", line["step"], line["loss"]))
