@@ -10,7 +10,7 @@ from command.hydra_words import refuse_hydra
 from command.options import RAW_KEYS, READERS, SITE, Options, one_of
 from command.outcome import ActionResult
 from command.recipe.own_places import group_names, option_names
-from command.words import ACTIONS, check_words, keys_of
+from command.words import ACTIONS, OF_JOBS, check_words, keys_of
 from components.config.suggestions import meaning_of, misspelt, nearest
 from components.errors import RecipeError
 
@@ -165,6 +165,7 @@ def perform(action: str, arguments: Arguments) -> ActionResult:
         RecipeError: a word that it would ignore, or whatever is wrong with them.
     """
     check_words(action, keys_of(arguments.words))
-    module = importlib.import_module(f"command.actions.{action}")
+    room = "jobs." if action in OF_JOBS else ""
+    module = importlib.import_module(f"command.actions.{room}{action}")
     ended: ActionResult | None = module.run(arguments)
     return ended or ActionResult()

@@ -22,7 +22,7 @@ from components.run.folder import RunFolder
 from components.terminal import say
 
 if TYPE_CHECKING:
-    from command.actions.submit import Ready
+    from command.actions.jobs.submit import Ready
 
 RUNS = Path("runs")  # where runs of this machine lie, too, that are no sweep's
 FINISHED = "finished"
@@ -135,7 +135,7 @@ def submit_all(points: Sequence[Sequence[str]]) -> Status:
     are left alone. Of one user a queue may take fewer jobs than the points have: the others
     are told, and left for the same command.
     """
-    from command.actions.status import print_runs
+    from command.actions.jobs.status import print_runs
 
     taken = Counter[str]()
     ready: list[Ready] = []
@@ -159,7 +159,7 @@ def _check(point: SweepPoint, taken: Counter[str]) -> "Sequence[Ready]":
 
     Its jobs that still wait or run are ``taken`` from their queue.
     """
-    from command.actions.submit import check, submitted_before  # takes its time
+    from command.actions.jobs.submit import check, submitted_before  # takes its time
 
     arguments, path = point.arguments, point.path
     recipe = compose_recipe(arguments)
@@ -205,7 +205,7 @@ def _admitted(one: "Ready", taken: Counter[str]) -> bool:
 
 def _hand_over(one: "Ready", at_most: int | None, chains: list[str]) -> ActionResult:
     """Submit a run, to begin after the one ``at_most`` places before it."""
-    from command.actions.submit import hand_over
+    from command.actions.jobs.submit import hand_over
 
     after = chains[-at_most] if at_most is not None and len(chains) >= at_most else None
     chains.append(hand_over(one, after=after))

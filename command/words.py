@@ -113,6 +113,8 @@ WAYS = (
 )
 # `auto` has no ways of its own but those of `train` or `submit`, which it becomes.
 ACTIONS = ("auto", *dict.fromkeys(way.action for way in WAYS))
+# What acts on a cluster and its jobs has a room of its own, `command.actions.jobs`.
+OF_JOBS = ("render", "submit", "status", "cancel", "readmit", "stage", "preflight")
 
 
 def is_own(key: str) -> bool:

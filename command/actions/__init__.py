@@ -1,1 +1,1 @@
-"""One file an action; its stem is what ``action=`` takes, its options: ``command.words``."""
+"""One file an action, those of a cluster in `jobs`; its stem is what ``action=`` takes."""

@@ -12,7 +12,8 @@ from cluster.job import job_settings
 from cluster.scheduler import scheduler_of
 from cluster.status import status_of
 from cluster.user import read_user
-from command.actions import auto, submit
+from command.actions import auto
+from command.actions.jobs import submit
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
 from command.outcome import Status

@@ -10,8 +10,9 @@ from pkgutil import iter_modules
 import pytest
 
 from command import actions
+from command.actions import jobs
 from command.main import main
-from command.words import ACTIONS
+from command.words import ACTIONS, OF_JOBS
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALLEST_PIPE = 4_096
@@ -142,7 +143,11 @@ def test_nothing_is_left_in_the_working_folder(tmp_path: Path) -> None:
 
 
 def test_every_action_has_its_module() -> None:
-    assert {module.name for module in iter_modules(actions.__path__)} == set(ACTIONS)
+    everywhere, of_jobs = (
+        {module.name for module in iter_modules(room.__path__)} for room in (actions, jobs)
+    )
+    assert of_jobs == set(OF_JOBS)
+    assert everywhere == {"jobs", *ACTIONS} - of_jobs
 
 
 def imported(words: tuple[str, ...], folder: Path) -> set[str]:

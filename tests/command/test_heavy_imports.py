@@ -10,6 +10,7 @@ import sys
 from pkgutil import iter_modules
 
 from command import actions
+from command.actions import jobs
 from command.arguments import ROOT
 
 COMPUTING = {"export", "parity", "preflight"}  # these do nothing that could go without torch
@@ -24,6 +25,7 @@ HEAVY = {
 }
 LIGHT = [
     *(f"command.actions.{one.name}" for one in iter_modules(actions.__path__)),
+    *(f"command.actions.jobs.{one.name}" for one in iter_modules(jobs.__path__)),
     *(
         "command.main",
         "command.dispatch",

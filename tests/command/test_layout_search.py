@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from command.actions.render import run as render
+from command.actions.jobs.render import run as render
 from command.actions.show import run as show
 from command.arguments import read_point
 from command.compose import compose_recipe, compose_searched

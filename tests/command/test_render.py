@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from command.actions.render import run
+from command.actions.jobs.render import run
 from command.arguments import perform, read_point
 
 ROOT = Path(__file__).resolve().parents[2]

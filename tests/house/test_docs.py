@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from command import actions
+from command.actions import jobs
 from command.arguments import ROOT
 
 DOCS = ROOT / "docs"
@@ -71,7 +72,8 @@ def nav_entries(entry: Any) -> Iterator[str]:
 
 def test_every_action_has_a_section_in_the_docs() -> None:
     titles = HEADING.findall((DOCS / "actions.md").read_text("utf-8"))
-    built = sorted(module.name for module in iter_modules(actions.__path__))
+    modules = (*iter_modules(actions.__path__), *iter_modules(jobs.__path__))
+    built = sorted({module.name for module in modules} - {"jobs"})
     assert len(built) > 15
     assert [name for name in built if f"`{name}`" not in titles] == []
 
