@@ -40,11 +40,11 @@ PRECISION = {
 }
 
 
-def words_of(recipe: str, scheme: Sequence[str], seed: int, run: Path) -> list[str]:
-    """Write the command of one run; ``scheme`` are the words in which runs differ."""
+def words_of(recipe: str, scheme: Sequence[str], seed: int) -> list[str]:
+    """Write the command of one run but for its folder; ``scheme``: in what runs differ."""
     tokens = STEPS * GLOBAL_BATCH_TOKENS
     return [
-        *(f"recipe={recipe}", "scale=mini", f"run={run}", f"budget.seed={seed}"),
+        *(f"recipe={recipe}", "scale=mini", f"budget.seed={seed}"),
         *(f"scale.{size}" for size in SIZES),
         *("cluster.ranks=1", "precision.compute=bfloat16", *scheme),
         *(f"budget.total_tokens={tokens}", f"budget.global_batch_tokens={GLOBAL_BATCH_TOKENS}"),
@@ -55,11 +55,11 @@ def words_of(recipe: str, scheme: Sequence[str], seed: int, run: Path) -> list[s
     ]
 
 
-def train(recipe: str, scheme: Sequence[str], seed: int) -> tuple[float, float]:
+def train(words: Sequence[str], steps: int) -> tuple[float, float]:
     """Train in a process of its own; return the last steps' mean loss, and the held-out one."""
     with tempfile.TemporaryDirectory() as home:
         run = Path(home) / "run"
-        program = [sys.executable, str(ROOT / "run.py"), *words_of(recipe, scheme, seed, run)]
+        program = [sys.executable, str(ROOT / "run.py"), *words, f"run={run}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         subprocess.run(
             program, cwd=home, env=environment, check=True, stdout=subprocess.DEVNULL
@@ -67,16 +67,16 @@ def train(recipe: str, scheme: Sequence[str], seed: int) -> tuple[float, float]:
         lines = map(json.loads, (run / "metrics.jsonl").read_text("utf-8").splitlines())
         losses = [line["loss"] for line in lines if line["kind"] == "step"]
         held_out = json.loads((run / "results.json").read_text("utf-8"))["held_out"]
-    assert len(losses) == STEPS
+    assert len(losses) == steps
     return statistics.fmean(losses[-EDGE:]), held_out["final_unweighted"]
 
 
 def row_of(recipe: str) -> Row:
     """Train one miniature by every scheme, and say how far the schemes are apart."""
-    ends = {(EVEN, seed): train(recipe, PRECISION[EVEN], seed) for seed in SEEDS}
-    ends |= {
-        (scheme, SEEDS[0]): train(recipe, PRECISION[scheme], SEEDS[0])
-        for scheme in (MASTERS, ROUNDED)
+    asked = [*((EVEN, seed) for seed in SEEDS), (MASTERS, SEEDS[0]), (ROUNDED, SEEDS[0])]
+    ends = {
+        (scheme, seed): train(words_of(recipe, PRECISION[scheme], seed), STEPS)
+        for scheme, seed in asked
     }
     held_out = [ends[EVEN, seed][1] for seed in SEEDS]
     apart = {scheme: ends[scheme, SEEDS[0]][1] - held_out[0] for scheme in (MASTERS, ROUNDED)}

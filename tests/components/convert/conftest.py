@@ -295,6 +295,23 @@ def gemma3_slowed() -> Section:
     return section | {"tied_embeddings": False}
 
 
+def nanochat() -> Section:
+    """No norm has weights; grouped heads, two maps, capped logits."""
+    bare = _norm(center=False, weight=False, bias=False)
+    heads = {"num_kv_heads": 3, "qk_norm": bare, "qk_norm_over": "each_head"}
+    plain = {"activation": "relu_squared", "gated": False}
+    section = _section(positions=ROTARY, norm=bare, mlp=plain, attention=heads)
+    section |= {"embedding_norm": bare, "logit_cap": 3.0}
+    return section | {"tied_embeddings": False}
+
+
+def nanochat_with_biases() -> Section:
+    """Slowed, tied, without a cap."""
+    section = _slowed(nanochat(), "LinearScaling") | {"logit_cap": None}
+    section["attention"] |= {"bias": True}
+    return section | {"tied_embeddings": True}
+
+
 def apertus_slowed() -> Section:
     turns = {"low_frequency_factor": 0.125, "high_frequency_factor": 2.0}
     return _slowed(apertus(), "Llama3Scaling", **turns, original_tokens=12)
@@ -306,7 +323,7 @@ SECTIONS = {
         *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
         *(olmoe, olmoe_renormalized, olmo2, qwen3, qwen3_moe, smollm3, apertus),
         *(deepseek_v3, deepseek_v3_of_experts_alone, olmo3, mistral),
-        *(gemma3, gemma3_slowed),
+        *(gemma3, gemma3_slowed, nanochat, nanochat_with_biases),
         *(llama_slowed, llama_slowed_as_llama3, qwen3_slowed, smollm3_slowed, apertus_slowed),
     )
 }

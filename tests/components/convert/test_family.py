@@ -20,6 +20,7 @@ from tests.components.convert.conftest import (
     gpt2,
     llama,
     mistral,
+    nanochat,
     olmo,
     olmo3,
     olmoe,
@@ -32,7 +33,7 @@ def test_every_family_is_found() -> None:
     assert found == {
         *("bloom", "gpt2", "llama", "olmo", "olmoe", "olmo2"),
         *("qwen3", "qwen3_moe", "smollm3", "olmo3", "mistral", "apertus", "deepseek_v3"),
-        "gemma3_text",
+        *("gemma3_text", "nanochat"),
     }
 
 
@@ -75,6 +76,8 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
             *("model.positions.local_base", "never slowed"),
         ),
         (gemma3() | {"dim": 44}, "model.attention.num_heads", "a multiple of the heads"),
+        (nanochat() | {"embedding_norm": None}, "model.embedding_norm", "like all else"),
+        (nanochat() | {"embedding_scale": "sqrt_dim"}, "model.embedding_scale", "NanoChatFor"),
         (changed(apertus(), "mlp", "bias", True), "model.mlp", "ApertusForCausalLM but for"),
         (changed(bloom(), "attention", "windows", [5]), "model.attention.windows", "Bloom"),
         (changed(mistral(), "attention", "windows", [5, 4]), "model.attention.windows", "all"),
