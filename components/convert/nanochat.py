@@ -21,8 +21,8 @@ def _halves_swapped(ours: str, theirs: str, *, num_heads: int) -> TensorLink:
     """Join rows that go head by head, the halves of a head in the other order."""
 
     def swap(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        heads = tensors[0].unflatten(0, (num_heads, 2, -1))
-        return [heads.flip(1).flatten(0, 2).contiguous()]
+        heads = tensors[0].view(num_heads, 2, -1, *tensors[0].shape[1:])
+        return [heads.flip(1).flatten(0, 2)]
 
     return TensorLink((ours,), (theirs,), swap, swap)
 
