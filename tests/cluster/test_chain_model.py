@@ -202,6 +202,7 @@ def closed(world: World) -> ChainState:
     )
 
 
+@pytest.mark.quick("pbs")  # of Slurm there are seven times as many orders
 @pytest.mark.parametrize("arrays", [True, False], ids=["slurm", "pbs"])
 def test_in_every_order_of_events_there_is_a_way_on_and_an_end(arrays: bool) -> None:
     first = start(arrays)

@@ -165,6 +165,7 @@ def _options_read(action: str) -> set[str]:
     """Find the options that an action's file or folder looks up in ``arguments`` itself."""
     room = ROOT / "command" / "actions"
     files = [*room.glob(f"{action}.py"), *room.glob(f"{action}/*.py")]
+    files += room.glob(f"jobs/{action}.py")
     assert files, action
     looked = {
         node.attr

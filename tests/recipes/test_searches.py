@@ -32,7 +32,7 @@ def found_abroad(name: str, cluster: str, *words: str) -> LayoutsFound:
     return layouts_found(found.search, found.recipe, found.published, found.refusal)
 
 
-@pytest.mark.quick("mula220b_a10b-juwels")
+@pytest.mark.quick("teuken7b-aurora")
 @pytest.mark.parametrize(("name", "cluster"), ABROAD)
 def test_what_is_found_abroad_is_its_golden_file(name: str, cluster: str) -> None:
     tree = found_abroad(name, cluster).model_dump(mode="json")
@@ -90,7 +90,7 @@ def test_a_page_without_a_search_has_no_table_of_layouts(tmp_path: Path) -> None
     assert "Layouts found" not in file.read_text("utf-8")
 
 
-@pytest.mark.quick("mula220b_a10b-juwels")
+@pytest.mark.quick("teuken7b-aurora")
 @pytest.mark.parametrize(("name", "cluster"), ABROAD)
 def test_abroad_tensor_ranks_stay_inside_a_node_too(name: str, cluster: str) -> None:
     layout = plan_recipe(searched(name, cluster).recipe).job.layout
