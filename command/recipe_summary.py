@@ -15,7 +15,7 @@ from components.terminal import console
 Tree = Mapping[str, Any]
 WIDTH = 100  # of a file or a pipe
 # Elsewhere a part with more keys than FEW is counted, and what is beyond MOST words.
-WRITTEN_OUT = {"model", "schedule", "parallelism", "phases"}
+WRITTEN_OUT = {"model", "schedule", "parallelism", "phases", "from"}
 FEW, MOST = 3, 6
 DIGITS = 16  # of the fingerprint, enough to compare
 SOURCES = 6  # of a mixture, the largest
