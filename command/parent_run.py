@@ -10,7 +10,8 @@ from components.config.parent import PARENT, check_parent, end_of, shrink_beginn
 from components.config.schema.parent import Parent
 from components.config.schema.recipe import Recipe, read_recipe, read_section
 from components.errors import RecipeError
-from components.run.folder import existing_run_folder
+from components.run.disk import explained
+from components.run.folder import RunFolder, existing_run_folder
 
 Tree = dict[str, Any]
 
@@ -97,3 +98,24 @@ def checked(recipe: Recipe, parent: Recipe | None) -> Recipe:
     if parent is not None:
         check_parent(recipe, parent)
     return recipe
+
+
+def beginning_of(recipe: Recipe) -> Callable[[RunFolder], None]:
+    """Find the checkpoint that a run begins with; what is returned puts it into its folder.
+
+    A run without a parent, and one that has a checkpoint of its own, needs none.
+
+    Raises:
+        RecipeError: it has a parent, and there is no such checkpoint.
+    """
+    if recipe.parent is None:
+        return lambda folder: None
+    from components.checkpoint import parent  # imports torch
+
+    found = parent.find_beginning(recipe)
+
+    def put(folder: RunFolder) -> None:
+        with explained(folder.path):
+            parent.begin(folder, recipe, found)
+
+    return put
