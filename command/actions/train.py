@@ -8,6 +8,7 @@ from command.arguments import Arguments
 from command.comparison import told_after, told_before
 from command.compose import compose_recipe
 from command.outcome import ActionResult, Status
+from command.parent_data import check_parent_data
 from command.parent_run import beginning_of
 from command.recipe.lock_file import bundle_of
 from command.recipe.path_checks import check_run_places
@@ -70,6 +71,7 @@ def run(arguments: Arguments) -> ActionResult:
         _check_here(recipe)
         begin = beginning_of(recipe)
         data = prepare_data(recipe, arguments.site)
+        check_parent_data(recipe, data)
         folder = create_run_folder(recipe, arguments.run)
         _describe(folder, data, arguments)
         begin(folder)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from components.config.key_groups import KeyGroup, split
+from components.config.key_groups import PLACES, KeyGroup, split
 from components.config.schema.parent import Parent
 from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
@@ -123,6 +123,7 @@ def _differing(recipe: Recipe, parent: Recipe) -> Iterator[tuple[str, Any, Any]]
     for key in dict.fromkeys([*old, *new]):
         there, here = old.get(key), new.get(key)
         own = key.startswith(_OWN) and key != "optimizer._target_"
+        own = own or not PLACES.isdisjoint(key.split("."))  # what is there is compared later
         added = key.startswith(_SOURCES) and key not in old
         left = key.startswith(_SOURCES) and key not in new
         if there != here and not own and not added and not left:

@@ -15,6 +15,7 @@ from command.actions.prepare import prepare_data
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
 from command.outcome import ActionResult
+from command.parent_data import check_parent_data
 from command.parent_run import beginning_of
 from components.checkpoint.metadata import newest_checkpoint
 from components.config.rules.check import warnings_of
@@ -101,6 +102,7 @@ def hand_over(ready: Ready, *, after: str | None) -> str:
     begin = beginning_of(ready.recipe) if begins else None
     if new:
         data = prepare_data(ready.recipe, ready.arguments.site)
+        check_parent_data(ready.recipe, data)
         folder = create_run_folder(ready.recipe, ready.path)
         folder.write_json("data.json", data)
         write_provenance(folder, words)
