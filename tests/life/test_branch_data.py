@@ -32,8 +32,7 @@ def test_other_texts_another_tokenizer_and_another_past_are_refused(
     on = (*branch, "from.with=optimizer")
 
     said = program(*on, sources("1"), "budget.total_tokens=8_192", status=2).stderr
-    assert "budget.total_tokens: of eu the parent has drawn" in said
-    assert "own" in said
+    assert "budget.total_tokens: of own the parent has drawn 8 samples" in said
     text.write_text(TEXT.read_text("utf-8")[10_000:16_000], "utf-8")
     said = program(
         *branch, "from.with=weights", sources("1"), "budget.total_tokens=2_048", status=2
