@@ -12,6 +12,7 @@ from components.config.schema.recipe import Recipe, read_recipe, read_section
 from components.errors import RecipeError
 from components.run.disk import explained
 from components.run.folder import RunFolder, existing_run_folder
+from components.run.records import MergeRecord
 
 Tree = dict[str, Any]
 
@@ -59,6 +60,8 @@ def settle_parent(
         raise RecipeError("from.run", problem, remedy)
     parent = there or meant
     if parent is not None:
+        if there is not None and begins.run is not None:
+            tree[PARENT] |= _merged(begins)
         wanted = tree[PARENT].get("at_tokens")
         tokens = end_of(parent) if wanted is None else step_end(parent, wanted)
         settled = {"at_tokens": tokens, "fingerprint": parent.fingerprint()}
@@ -69,6 +72,24 @@ def settle_parent(
 
 def _read(run: str) -> Recipe:
     return read_recipe(existing_run_folder(Path(run).expanduser(), "from.run").recipe)
+
+
+def _merged(begins: Parent) -> Tree:
+    """Name the parts of an average, and its tokens where the user does not."""
+    folder = RunFolder(Path(str(begins.run)).expanduser())
+    if not folder.merge.exists():
+        return {}
+    merged = folder.read(folder.merge.name, MergeRecord).checkpoints
+    if begins.goes_on:
+        problem = (
+            f"{folder.path} holds an average of checkpoints, which has no optimizer's state"
+        )
+        raise RecipeError("from.with", problem, "write from.with=weights")
+    tokens = begins.at_tokens or merged[-1].tokens
+    return {
+        "at_tokens": tokens,
+        "merged": {str(one.tokens): one.coefficient for one in merged},
+    }
 
 
 def _check_same(begins: Parent, settled: Tree) -> None:

@@ -14,6 +14,10 @@ from typing import Literal, Protocol, runtime_checkable
 
 from components.ranges import Count, Share, Tokens
 
+DecayShape = Literal["linear", "1-sqrt", "cosine", "exponential"]
+# Parts of checkpoints in their average, see `components.convert.merging`.
+Average = Literal["uniform", "ema", "linear", "1-sqrt", "cosine", "exponential"]
+
 
 @runtime_checkable
 class Schedule(Protocol):
@@ -83,7 +87,7 @@ class WarmupStableDecay:
     warmup_from: Share
     start: Share
     end: Share
-    decay_shape: Literal["linear", "1-sqrt", "cosine", "exponential"]
+    decay_shape: DecayShape
 
     def __call__(self, tokens: int) -> float:
         begin = self.total_tokens - self.decay_tokens
@@ -91,7 +95,7 @@ class WarmupStableDecay:
             return _warmed(tokens, self.warmup_tokens, self.warmup_from, self.start)
         if tokens >= self.total_tokens:
             return self.end
-        left = _left(self.decay_shape, (tokens - begin) / self.decay_tokens)
+        left = remaining(self.decay_shape, (tokens - begin) / self.decay_tokens)
         return self.end + left * (self.start - self.end)
 
 
@@ -122,7 +126,7 @@ def _warmed(tokens: int, warmup_tokens: int, warmup_from: float, value: float) -
     return warmup_from + (value - warmup_from) * tokens / warmup_tokens
 
 
-def _left(shape: str, done: float) -> float:
+def remaining(shape: str, done: float) -> float:
     """Return what is left of a decay of which a part is done: from 1 to 0."""
     match shape:
         case "linear":
