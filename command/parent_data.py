@@ -32,7 +32,7 @@ def check_parent_data(recipe: Recipe, data: Mapping[str, Any]) -> None:
     old, new = describe_prepared(there), describe_prepared(here)
     if old.tokenizer != new.tokenizer:
         problem = "was trained on other text than the parent's, and gives other ids"
-        remedy = f"set data.tokenizer_folder={there / 'tokenizer'}"
+        remedy = f"set data.tokenizer_folder={there}"
         raise RecipeError("tokenizer", problem, remedy)
     if not recipe.parent.goes_on:
         return

@@ -14,7 +14,6 @@ from typing import Literal, Protocol, runtime_checkable
 
 from components.ranges import Count, Share, Tokens
 
-DecayShape = Literal["linear", "1-sqrt", "cosine", "exponential"]
 # Parts of checkpoints in their average, see `components.convert.merging`.
 Average = Literal["uniform", "ema", "linear", "1-sqrt", "cosine", "exponential"]
 
@@ -87,7 +86,7 @@ class WarmupStableDecay:
     warmup_from: Share
     start: Share
     end: Share
-    decay_shape: DecayShape
+    decay_shape: Literal["linear", "1-sqrt", "cosine", "exponential"]
 
     def __call__(self, tokens: int) -> float:
         begin = self.total_tokens - self.decay_tokens

@@ -33,7 +33,7 @@ def test_other_texts_another_tokenizer_and_another_past_are_refused(
 
     said = program(*on, sources("1"), "budget.total_tokens=8_192", status=2).stderr
     assert "budget.total_tokens: of own the parent has drawn 8 samples" in said
-    text.write_text(TEXT.read_text("utf-8")[10_000:16_000], "utf-8")
+    text.write_text(TEXT.with_name("de.txt").read_text("utf-8")[:6_000], "utf-8")
     said = program(
         *branch, "from.with=weights", sources("1"), "budget.total_tokens=2_048", status=2
     ).stderr

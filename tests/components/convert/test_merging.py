@@ -230,7 +230,7 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_bias_that_balances_experts_is_a_buffer() -> None:
-    words = ["recipe=mula1b", "model.mlp.balance_rate=1e-3"]
+    words = ["recipe=mula7b_a1b", "model.mlp.balance_rate=1e-3"]
     model = compose_recipe(read_point(words)).model
     assert "layers.0.mlp.choice_bias" in buffers_of(model)
     assert not any("router" in name for name in buffers_of(model))
