@@ -24,6 +24,7 @@ def answer(capfd: Any, *words: str, status: int = 0) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_lock_holds_and_names_the_parent_where_another_has_none(capfd: Any) -> None:
     assert main([*WORDS, "action=lock", "file=a.lock.yaml"]) == 0
     assert main(["action=verify", "file=a.lock.yaml"]) == 0
@@ -33,6 +34,7 @@ def test_a_lock_holds_and_names_the_parent_where_another_has_none(capfd: Any) ->
     assert [one["key"] for one in found["differences"]["record"]] == ["from.recipe"]
 
 
+@pytest.mark.long
 def test_a_bundle_composes_to_the_same_child(capfd: Any) -> None:
     assert main([*WORDS, "action=pack", "file=b.recipe.yaml"]) == 0
     packed = answer(capfd, "action=show", "recipe=./b.recipe.yaml")
