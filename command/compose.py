@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from command.arguments import COMMAND_KEYS, Arguments, groups
 from command.layout_search import Question, SearchResult, find_layout
+from command.parent_run import Composers, checked, settle_parent
 from command.recipe import recipe_file
 from command.recipe.lock_file import CARRIED, with_bundle
 from command.recipe.option_file import StoredConfig, read_options
@@ -37,7 +38,7 @@ from components.sharing.lock import Lock
 # Below these keys a user may name what no default lists; a mapping given for one replaces it.
 OPEN = (
     *("data.shares", "data.sources", "data.phases", "schedule.phases", "published", "assumed"),
-    "phases",
+    *("phases", "from"),
     "cluster.site.environment",
     "cluster.site.rank_environment",
 )
@@ -47,10 +48,13 @@ CHOSEN, ALONE = "chosen", "alone"  # names under which Hydra finds what it is gi
 UNCHOSEN = re.compile(r"You must specify '(\w+)'")
 
 
-def compose_recipe(arguments: Arguments, *, anywhere: bool = False) -> Recipe:
+def compose_recipe(
+    arguments: Arguments, *, anywhere: bool = False, line: tuple[str, ...] = ()
+) -> Recipe:
     """Compose, settle and check the recipe that ``arguments`` choose.
 
-    One that is only looked at and never used may name places ``anywhere``.
+    One that is only looked at and never used may name places ``anywhere``. ``line`` are
+    the recipes that were composed as parents up to this one.
 
     Raises:
         RecipeError: whatever the user can mend, with its path and the way out.
@@ -58,8 +62,12 @@ def compose_recipe(arguments: Arguments, *, anywhere: bool = False) -> Recipe:
     if arguments.searches:
         return compose_searched(arguments).recipe
     with _composed(arguments, anywhere=anywhere) as found:
-        strange = anywhere and places_outside(found[0], UserOverrides(arguments.values))
-        return settle(*found, looks=not strange)
+        tree, values, full = found
+        strange = anywhere and places_outside(tree, UserOverrides(arguments.values))
+        parent = settle_parent(
+            tree, values, Composers(compose_recipe, compose_full), line, looks=not strange
+        )
+        return checked(settle(tree, values, full, looks=not strange), parent)
 
 
 def compose_searched(arguments: Arguments) -> SearchResult:
@@ -68,8 +76,14 @@ def compose_searched(arguments: Arguments) -> SearchResult:
     Raises:
         RecipeError: as above, or no layout fits.
     """
-    with _composed(arguments) as found:
-        return find_layout(Question(*found), within_days=arguments.within_days)
+    with _composed(arguments) as (tree, values, full):
+        parent = settle_parent(
+            tree, values, Composers(compose_recipe, compose_full), (), looks=True
+        )
+        question = Question(tree, values, full)
+        found = find_layout(question, within_days=arguments.within_days)
+        checked(found.recipe, parent)
+        return found
 
 
 def compose_full(arguments: Arguments) -> Tree:

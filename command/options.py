@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 
 from components.config.suggestions import nearest
 from components.errors import RecipeError
+from components.optim.schedules import Average
 
 Reader = Callable[[str, Any], Any]
 SITE = "site."
@@ -106,6 +107,7 @@ def _list(value: object) -> list[Any]:
 _AS_NAMED = "write them as in a checkpoint's name, or leave it out for the newest"
 _NO_LIMIT = "is no number of runs that may be queued at a time"
 _NO_RANKS = "is no number of ranks"
+_NO_COUNT = "is no number of checkpoints"
 _NO_DAYS = "is no positive number of days"
 Text = Annotated[str | None, read_text]
 File = Annotated[Path | None, read_path]
@@ -115,6 +117,8 @@ Layouts = Annotated[tuple[dict[str, Any], ...], _read_layouts]
 Rows = Annotated[Literal["published", "padded"], one_of("published", "padded")]
 Checkpoints = Annotated[Literal["newest", "all"], one_of("newest", "all")]
 Executor = Annotated[Literal["local", "array"], one_of("local", "array")]
+Part = Annotated[float, Field(gt=0, lt=1)]
+Averaged = Annotated[Average, one_of(*get_args(Average))]
 Trainer = Literal["torchtitan", "nanotron", "megatron-bridge"]
 Engine = Annotated[Trainer, one_of(*get_args(Trainer))]
 Output = Annotated[Literal["text", "json"], one_of("text", "json")]
@@ -123,6 +127,8 @@ Parameters = Annotated[int | None, _read_parameters]
 Tokens = Annotated[int | None, _value(int | None, "is no number of tokens", _AS_NAMED)]
 Limit = Annotated[int | None, _value(PositiveInt | None, _NO_LIMIT, "write {key}=4")]
 Ranks = Annotated[int | None, _value(PositiveInt | None, _NO_RANKS, "write {key}=2")]
+Count = Annotated[int | None, _value(PositiveInt | None, _NO_COUNT, "write {key}=4")]
+Kept = Annotated[float | None, _value(Part | None, "is no part of 1", "write {key}=0.8")]
 Days = Annotated[float | None, _value(PositiveFloat | None, _NO_DAYS, "write {key}=30")]
 
 
@@ -154,6 +160,11 @@ class Options:
     rows: Annotated[Rows, "of the embedding: published, padded"] = "published"
     at_tokens: Annotated[Tokens, "the checkpoint after so many tokens, else the newest"] = None
     fresh_optimizer: Annotated[Flag, "begin with moments of 0; weights alone will do"] = False
+    last: Annotated[Count, "so many kept checkpoints become one, the newest at_tokens"] = None
+    average: Annotated[Averaged, "their parts: one mean, or a decay that was not run"] = (
+        "uniform"
+    )
+    ema_decay: Annotated[Kept, "what average=ema keeps of itself at each checkpoint"] = None
     to: Annotated[Text, "the URL of a server of MLflow"] = None
     calibrate: Annotated[Files, "runs, or tables of steps"] = ()
     layouts: Annotated[Layouts, "layouts to prove: [{data: 2, tensor: 2},...]"] = ()

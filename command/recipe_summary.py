@@ -15,7 +15,7 @@ from components.terminal import console
 Tree = Mapping[str, Any]
 WIDTH = 100  # of a file or a pipe
 # Elsewhere a part with more keys than FEW is counted, and what is beyond MOST words.
-WRITTEN_OUT = {"model", "schedule", "parallelism", "phases"}
+WRITTEN_OUT = {"model", "schedule", "parallelism", "phases", "from"}
 FEW, MOST = 3, 6
 DIGITS = 16  # of the fingerprint, enough to compare
 SOURCES = 6  # of a mixture, the largest
@@ -77,6 +77,7 @@ def _figures(recipe: Recipe) -> dict[str, str]:
     return {
         "parameters": ", ".join(named),
         "tokens": f"{recipe.budget.total_tokens:,} in {derived.steps:,} steps of {step}",
+        "begins": "\n".join(parent_lines(recipe)),
         "phases": "\n".join(phase_lines(recipe)),
         "layout": f"{ranks}, {derived.microbatches_per_step} microbatches a step and rank, "
         f"layers of each stage: {layers_text(derived)}",
@@ -84,6 +85,19 @@ def _figures(recipe: Recipe) -> dict[str, str]:
         "mixture": "\n".join(mixture_lines(recipe, most=SOURCES)).replace("mixture, ", ""),
         "fingerprint": recipe.fingerprint()[:DIGITS],
     }
+
+
+def parent_lines(recipe: Recipe) -> Iterator[str]:
+    """Say with what checkpoint of which run a run begins, where it does."""
+    if (parent := recipe.parent) is None:
+        return
+    which = " of ".join(one for one in (parent.run, parent.recipe) if one is not None)
+    at = "" if parent.at_tokens is None else f" after {parent.at_tokens:,} tokens"
+    taken, left = f"with the weights of {which}{at}", ""
+    if parent.goes_on:
+        taken, steps = f"goes on from {which}{at}", recipe.derived.steps - recipe.first_step
+        left = f": {steps:,} steps are its own"
+    yield f"{taken}{left}"
 
 
 def phase_lines(recipe: Recipe) -> Iterator[str]:

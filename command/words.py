@@ -82,6 +82,13 @@ WAYS = (
     Way("train", "resume", "resume", why="a resumed run takes its recipe from its folder"),
     Way("train", f"{_RECIPE} run site.*"),
     Way("rewind", "run at_tokens fresh_optimizer", "", _PLACE, f"a rewind {_FROM_RUN}"),
+    Way(
+        "merge",
+        "run at_tokens last average ema_decay file",
+        "",
+        _PLACE,
+        f"a merge {_FROM_RUN}",
+    ),
     Way("report", f"{_RECIPE} run file study site.*", OF_STUDY),
     Way("report", "run runs file", keys=""),
     Way("lock", "run file", "run", _PLACE, f"a lock of a run {_FROM_RUN}"),

@@ -8,6 +8,8 @@ from command.arguments import Arguments
 from command.comparison import told_after, told_before
 from command.compose import compose_recipe
 from command.outcome import ActionResult, Status
+from command.parent_data import check_parent_data
+from command.parent_run import beginning_of
 from command.recipe.lock_file import bundle_of
 from command.recipe.path_checks import check_run_places
 from command.remarks import remarks
@@ -67,9 +69,12 @@ def run(arguments: Arguments) -> ActionResult:
         for remark in remarks(recipe, arguments):
             say(remark)
         _check_here(recipe)
+        begin = beginning_of(recipe)
         data = prepare_data(recipe, arguments.site)
+        check_parent_data(recipe, data)
         folder = create_run_folder(recipe, arguments.run)
         _describe(folder, data, arguments)
+        begin(folder)
         with train_alone(folder.path, "run", say) as lock:
             return _train(recipe, folder, lock, bundle_of(arguments))
     # Opened before the lock, which is a file: nothing is written yet.
@@ -158,6 +163,8 @@ def _resume(path: Path, arguments: Arguments) -> Recipe:
     data = prepare_data(recipe, arguments.site)
     if not (folder.path / "data.json").exists():  # it was interrupted before it began
         _describe(folder, data, arguments)
+    if newest_checkpoint(folder.checkpoints) is None:
+        beginning_of(recipe)(folder)
     kept = folder.data
     if data["key"] != kept.key:
         remedy = f"put {Path(kept.folder).name} back, or start a new run"

@@ -86,6 +86,7 @@ def _unnamed(tree: Mapping[str, Any], named: UserOverrides) -> Iterator[tuple[st
     data = _mapping(tree.get("data"))
     places = {f"data.{key}": data.get(key) for key in ("folder", "tokenizer_folder")}
     places["model.init_from"] = _mapping(tree.get("model")).get("init_from")
+    places["from.run"] = _mapping(tree.get("from")).get("run")
     checkpoint = _mapping(tree.get("checkpoint"))
     places["checkpoint.copy_to"] = checkpoint.get("copy_to")
     places["checkpoint.local.folder"] = _mapping(checkpoint.get("local")).get("folder")

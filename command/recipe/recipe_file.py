@@ -15,6 +15,7 @@ from command.recipe.own_places import NAME
 from command.recipe.replacement import without_marks
 from command.recipe.yaml_file import ReceivedYaml
 from components.config.schema.recipe import Recipe
+from components.config.schema.types import fields_of
 from components.config.suggestions import nearest, suggest
 from components.config.targets import NODE_KEYS, read_signature
 from components.errors import RecipeError
@@ -23,7 +24,7 @@ OVERRIDE = "override /"
 INTERPOLATION = re.compile(r"\$\{([^}]*)\}?")
 PLAIN_PATH = re.compile(r"[A-Za-z_][\w.]*")
 REFUSED_GROUPS = frozenset({"cluster", "recipe", "scale"})
-SECTIONS = frozenset(Recipe.model_fields) - {"cluster", "scale"}
+SECTIONS = frozenset(fields_of(Recipe)) - {"cluster", "scale"}
 
 
 def check_recipe_file(sent: ReceivedYaml) -> None:

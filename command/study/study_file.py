@@ -14,10 +14,11 @@ from command.arguments import ROOT
 from command.study import schema
 from command.study.schema import CitedRows, Column, Interval, ListedStudy, SearchStudy, Value
 from components.config.schema.recipe import Recipe, read_section
+from components.config.schema.types import fields_of
 from components.config.suggestions import nearest
 from components.errors import RecipeError
 
-SECTIONS = frozenset(Recipe.model_fields)
+SECTIONS = frozenset(fields_of(Recipe))
 # What a study may say of the machine: how much of it. The rest would reach job scripts.
 OF_CLUSTER = frozenset({"nodes", "ranks", "hours", "jobs", "smoke"})
 KINDS = ("space", "points", "grid")

@@ -41,7 +41,7 @@ def rewind(folder: Path, tokens: int, *, fresh_optimizer: bool) -> Rewound:
     target = folder / name_of("tokens", tokens)
     marker = replace(chosen.marker, kind="tokens", fresh_optimizer=fresh_optimizer)
     if chosen.checkpoint != target:
-        _link(chosen.checkpoint, target, marker)
+        link(chosen.checkpoint, target, marker)
     elif fresh_optimizer and marker != chosen.marker:
         mark(target, marker)
     left = later_than(target)
@@ -53,16 +53,16 @@ def rewind(folder: Path, tokens: int, *, fresh_optimizer: bool) -> Rewound:
     return Rewound(target, marker, tuple(one.name for one in left))
 
 
-def _link(weights: Path, target: Path, marker: Marker) -> None:
-    """Make a full checkpoint of weights alone, of the same files where links can be made."""
+def link(checkpoint: Path, target: Path, marker: Marker) -> None:
+    """Make a full checkpoint of another one, of the same files where links can be made."""
     shutil.rmtree(beside(target), ignore_errors=True)
     beside(target).mkdir()
     for name in marker.files:
         try:
-            os.link(weights / name, beside(target) / name)
+            os.link(checkpoint / name, beside(target) / name)
         except OSError:
-            check_room(target.parent, needed_bytes=(weights / name).stat().st_size, files=1)
-            shutil.copyfile(weights / name, beside(target) / name)
+            check_room(target.parent, needed_bytes=(checkpoint / name).stat().st_size, files=1)
+            shutil.copyfile(checkpoint / name, beside(target) / name)
     if (target / MARKER).exists():  # it is there and damaged
         target.rename(target.with_name(f"damaged-{target.name}"))
     complete(target, marker)

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Any
 
 from components.config.schema.types import KeyGroup as KeyGroup
-from components.config.schema.types import OtherGroup, sections_at
+from components.config.schema.types import OtherGroup, fields_of, sections_at
 from components.config.targets import OF_PHASE
 from components.config.user_overrides import leaves
 
@@ -33,7 +33,7 @@ def declared(path: str) -> KeyGroup | None:
     for depth, step in enumerate(steps):
         below = "".join(f"{key}." for key in steps[depth + 1 :])
         for section in sections_at(Recipe, steps[:depth]):
-            field = section.model_fields.get(step)
+            field = fields_of(section).get(step)
             group = section.keys_group or group
             for one in field.metadata if field else ():
                 if isinstance(one, KeyGroup):

@@ -41,11 +41,16 @@ def load_weights(checkpoint: Path, marker: Marker, section: Mapping[str, Any]) -
             tensors[master] = rows_of(value)
         else:
             tensors[f"{WEIGHTS}{name}"] = value
+    read_alone(tensors, reader)
+    return model
+
+
+def read_alone(tensors: dict[str, Tensor], reader: PieceReader) -> None:
+    """Fill tensors from a checkpoint in one process."""
     with warnings.catch_warnings():
         alone = "torch.distributed is disabled"
         warnings.filterwarnings("ignore", message=alone)  # meant: an export is one process
         load(tensors, storage_reader=reader, no_dist=True)
-    return model
 
 
 def read_folder(

@@ -14,6 +14,9 @@ from typing import Literal, Protocol, runtime_checkable
 
 from components.ranges import Count, Share, Tokens
 
+# Parts of checkpoints in their average, see `components.convert.merging`.
+Average = Literal["uniform", "ema", "linear", "1-sqrt", "cosine", "exponential"]
+
 
 @runtime_checkable
 class Schedule(Protocol):
@@ -91,7 +94,7 @@ class WarmupStableDecay:
             return _warmed(tokens, self.warmup_tokens, self.warmup_from, self.start)
         if tokens >= self.total_tokens:
             return self.end
-        left = _left(self.decay_shape, (tokens - begin) / self.decay_tokens)
+        left = remaining(self.decay_shape, (tokens - begin) / self.decay_tokens)
         return self.end + left * (self.start - self.end)
 
 
@@ -122,7 +125,7 @@ def _warmed(tokens: int, warmup_tokens: int, warmup_from: float, value: float) -
     return warmup_from + (value - warmup_from) * tokens / warmup_tokens
 
 
-def _left(shape: str, done: float) -> float:
+def remaining(shape: str, done: float) -> float:
     """Return what is left of a decay of which a part is done: from 1 to 0."""
     match shape:
         case "linear":

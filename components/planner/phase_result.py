@@ -27,14 +27,15 @@ class PlannedPhase(BaseModel, frozen=True):
 def planned_phase(plan: Plan, place: int) -> PlannedPhase:
     """Sum up one phase of a plan."""
     one, hours = plan.phases[place], None
-    span, job = one.recipe.span, one.job
+    span, job, clock = one.recipe.span, one.job, one.recipe.clock
+    first = max(span.first_step, one.recipe.first_step)  # those before are its parent's
     if plan.course is not None:
         hours = plan.course.phases[place].useful / HOUR * job.layout.ranks
     return PlannedPhase(
         name=span.name,
-        first_token=span.first_token,
-        tokens=span.tokens,
-        steps=len(span.steps),
+        first_token=clock.tokens_after(first),
+        tokens=span.end_token - clock.tokens_after(first),
+        steps=span.end_step - first,
         sequence_length=span.sequence_length,
         tokens_per_step=job.tokens_per_step,
         layout={axis: getattr(job.layout, axis) for axis in AXES},

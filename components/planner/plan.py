@@ -137,7 +137,8 @@ def plan_recipe(recipe: Recipe) -> Plan:
             f"nobody has measured the cluster {recipe.cluster.name!r}",
             f"plan for a machine with a profile: cluster={recipe.home}",
         )
-    job, (software, calibration) = job_of(recipe), software_of(recipe.cluster)
+    steps_left = [one for one in recipes_of(recipe).values() if _is_left(one)]
+    job, (software, calibration) = job_of(steps_left[0]), software_of(recipe.cluster)
     missing = _missing_figures(hardware, job)
     plan = Plan(
         job=job,
@@ -149,7 +150,7 @@ def plan_recipe(recipe: Recipe) -> Plan:
         is_guess=bool(missing),
         limit=_limit(recipe.cluster, None),
     )
-    jobs = [(one, job_of(one)) for one in recipes_of(recipe).values()]
+    jobs = [(one, job_of(one)) for one in steps_left]
     memories = [plan_memory(one, hardware, software.memory) for _, one in jobs]
     try:
         times = [plan_time(one, hardware, software.speed) for _, one in jobs]
@@ -170,6 +171,11 @@ def plan_recipe(recipe: Recipe) -> Plan:
         missing=(*missing, *course.missing, *_unknown_emissions(recipe.cluster.electricity)),
         limit=_limit(recipe.cluster, course.chain),
     )
+
+
+def _is_left(phase: Recipe) -> bool:
+    """Whether the run takes steps of a phase itself, and not its parent all of them."""
+    return phase.span.end_step > phase.first_step
 
 
 def _phases(

@@ -29,16 +29,20 @@ class Stretch:
 
 
 def stretches(recipe: Recipe) -> Iterator[Stretch]:
-    """Cut the steps of the recipe's phase at the borders of its ramp-up; else all are alike."""
+    """Cut the steps of the recipe's phase at the borders of its ramp-up; else all are alike.
+
+    Those that its parent has taken are left out.
+    """
     span = recipe.span
     plateaus = [one for one in recipe.clock.plateaus if one.first_step in span.steps]
     ends = (*(plateau.first_step for plateau in plateaus[1:]), span.end_step)
     for plateau, end in zip(plateaus, ends, strict=True):
-        yield Stretch(
-            steps=end - plateau.first_step,
-            tokens_before=plateau.first_token,
-            tokens_per_step=plateau.tokens_per_step,
-        )
+        if (first := max(plateau.first_step, recipe.first_step)) < end:
+            yield Stretch(
+                steps=end - first,
+                tokens_before=recipe.clock.tokens_after(first),
+                tokens_per_step=plateau.tokens_per_step,
+            )
 
 
 def crossings(run: tuple[Stretch, ...], every_tokens: int) -> int:
@@ -219,8 +223,8 @@ def _phase_work(
             sources=len(recipe.data.names),
             windows_per_source=cadence.max_windows_per_source,
         ),
-        # One before the first step.
-        evaluations=(place == 0) + crossings(parts, cadence.every_tokens),
+        # One before the first step of all.
+        evaluations=(place == recipe.first_step == 0) + crossings(parts, cadence.every_tokens),
     )
 
 

@@ -32,7 +32,8 @@ def job_name(seen: Mapping[str, str]) -> str | None:
 Kind = Literal[
     "preflight", "start", "resume", "stop", "end", "restart", "rewind", "job_end", "exclusion",
     "checkpoint", "damaged", "skip", "roll_back", "lower_lr", "relaunch", "changed_setting",
-    "rehearsal", "hang", "slow_rank", "memory_growth", "replicas", "expert_bound",
+    "rehearsal", "hang", "slow_rank", "memory_growth", "replicas", "expert_bound", "branch",
+    "merge",
 ]
 # fmt: on
 

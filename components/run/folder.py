@@ -8,6 +8,7 @@ environment.json   command, commit, versions, device
 software.json      the hash of each room of the code, all packages that a run asks for
 source.diff        what differed from that commit, if anything did
 data.json          the prepared data that this run reads
+merge.json         which checkpoints of another run this one's is the average of, if it is one
 metrics.jsonl      what was measured: steps, held-out losses, energy
 journal.jsonl      what happened: starts, checkpoints, guards, restarts, each with its cause
 writer.lock        held while a process trains here; its name, for who comes second
@@ -54,6 +55,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.journal = path / "journal.jsonl"
         self.results = path / "results.json"
+        self.merge = path / "merge.json"
         self.checkpoints = path / "checkpoints"
         self.profiles = path / "profile"
         self.hangs = path / "hangs"  # what ranks left that made no progress

@@ -29,7 +29,7 @@ _PREFLIGHT = "preflight"  # with it a job begins, and its ranks start after it
 _BEGINS = ("start", "resume")
 _GO_BACK = (*_BEGINS, "roll_back")
 # No process of the run tells them: of a lost job, or of what a user did, much later.
-_FROM_OUTSIDE = ("job_end", "exclusion", "rewind")
+_FROM_OUTSIDE = ("job_end", "exclusion", "rewind", "branch", "merge")
 _ENERGY = "energy"  # a sum so far, which took no time of its own
 _CAUSES = {
     **dict.fromkeys((*_BEGINS, _PREFLIGHT), "starting"),

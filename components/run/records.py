@@ -103,6 +103,20 @@ class HeldOutRecord(RunRecord):
         }
 
 
+class _MergedPart(RunRecord):
+    tokens: Natural
+    checkpoint: str
+    coefficient: Finite
+
+
+class MergeRecord(RunRecord):
+    """``merge.json``: of which checkpoints of a run this one's is the average."""
+
+    run: Place
+    average: str
+    checkpoints: Annotated[tuple[_MergedPart, ...], Field(strict=False)]
+
+
 class Ending(RunRecord):
     """``results.json`` for who asks only how a run ended."""
 

@@ -10,6 +10,7 @@ from command.main import main
 from command.options import OPTIONS
 from command.words import ACTIONS, WAYS, check_words, is_own
 from components.config.schema.recipe import Recipe
+from components.config.schema.types import fields_of
 from components.errors import RecipeError
 from tests.components.tracking.runs import START, STEPS, write_run
 
@@ -33,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ([RECIPE, "again=true"], f"again: not used by action=train\n  {TAKE}submit\n"),
         ([RECIPE, "action=train", "output=json"], "output: not used by action=train\n"),
         ([RECIPE, "action=show", "site.account=me"], f"{TAKE}prepare, render, submit, stage"),
-        ([RECIPE, "action=show", "at_tokens=5"], f"{TAKE}rewind, export and evaluate\n"),
+        ([RECIPE, "action=show", "at_tokens=5"], f"{TAKE}rewind, merge, export and evaluate\n"),
         ([RECIPE, "action=dryrun", "calibrate=[x]"], f"{TAKE}plan\n"),
         (
             ["action=status", "run=x", "optimizer.lr=1"],
@@ -151,7 +152,7 @@ def test_every_word_of_the_command_is_used_by_an_action() -> None:
 
 
 def test_every_section_of_a_recipe_is_taken_where_a_recipe_is_composed() -> None:
-    sections = set(Recipe.model_fields) - {"name", "why", "home"}
+    sections = set(fields_of(Recipe)) - {"name", "why", "home"}
     for action in ("show", "plan", "dryrun", "parity", "prepare", "render", "submit", "stage"):
         check_words(action, [*(f"{section}.x" for section in sections), "recipe", "scale"])
 

@@ -37,7 +37,7 @@ OWN = frozenset({
 CHECKED = frozenset({
     *("optimizer._target_", "optimizer.decay_order", "optimizer.clip_after_tokens"),
     *("schedule._target_", "schedule.phases", "schedule.planned_tokens"),
-    *("schedule.skipped_tokens", "schedule.decay_shape", "budget.ramp_up", "phases"),
+    *("schedule.skipped_tokens", "schedule.decay_shape", "budget.ramp_up", "phases", "from"),
     *("precision.compute", "precision.master", "precision.reduce", "precision.accumulate"),
     *("precision.loss_scale", "data.goldfish", "data.loss_after_eod", "data.packing"),
     *("data.skip", "model.init_from", "model.dropout", "model.attention.dropout"),
@@ -203,6 +203,12 @@ def _targets(recipe: Recipe) -> list[Row]:
         ("model.z_loss", not recipe.model.get("z_loss"), "it has cross-entropy alone", "=0.0"),
         ("model.mtp", recipe.model.get("mtp") is None, "it predicts the next token", "=null"),
         ("phases", not recipe.phases, "a run is the same from its begin to its end", "={}"),
+        (
+            "from",
+            recipe.parent is None,
+            "it begins with first weights, not with another run's",
+            "export the parent, and name its weights there by hand",
+        ),
         ("parallelism.engine", degrees.engine == "mesh", "it is an engine itself", "=mesh"),
         ("parallelism.offload_optimizer", on_device, "it offloads weights, too", "=false"),
     ]

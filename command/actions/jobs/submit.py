@@ -15,6 +15,9 @@ from command.actions.prepare import prepare_data
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
 from command.outcome import ActionResult
+from command.parent_data import check_parent_data
+from command.parent_run import beginning_of
+from components.checkpoint.metadata import newest_checkpoint
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
@@ -94,11 +97,17 @@ def hand_over(ready: Ready, *, after: str | None) -> str:
         say(f"copied to each node: {archive}, {archive.stat().st_size / GIB:.1f} GiB")
     # A new folder, or the one that holds this very recipe.
     folder = RunFolder(ready.path)
-    if not (folder.recipe.exists() and read_recipe(folder.recipe) == ready.recipe):
+    new = not (folder.recipe.exists() and read_recipe(folder.recipe) == ready.recipe)
+    begins = new or newest_checkpoint(folder.checkpoints) is None
+    begin = beginning_of(ready.recipe) if begins else None
+    if new:
         data = prepare_data(ready.recipe, ready.arguments.site)
+        check_parent_data(ready.recipe, data)
         folder = create_run_folder(ready.recipe, ready.path)
         folder.write_json("data.json", data)
         write_provenance(folder, words)
+    if begin is not None:
+        begin(folder)
     for name in ("jobs", "ranks"):
         (folder.path / name).mkdir(exist_ok=True)
     jobs = Jobs(folder)

@@ -14,7 +14,8 @@ from components.config.key_groups import KeyGroup, fingerprint_of
 from components.config.rules.check import check_rules
 from components.config.schema import monitoring, sections, types
 from components.config.schema.data import DataSection
-from components.config.schema.phases import EMPTY, RunPhase
+from components.config.schema.parent import Parent
+from components.config.schema.phases import ABSENT, EMPTY, RunPhase
 from components.config.schema.sections import Stem
 from components.config.schema.types import FrozenMapping, Node
 from components.config.shape import ModelShape, stage_layers
@@ -66,6 +67,7 @@ class Recipe(types.Section):
     ]
     tokenizer: Annotated[Node, KeyGroup.MATHEMATICS]
     data: DataSection
+    parent: Annotated[Parent | None, ABSENT] = Field(default=None, alias="from")
     budget: Annotated[sections.Budget, KeyGroup.MATHEMATICS]
     phases: Annotated[FrozenMapping[RunPhase], EMPTY] = Field(default_factory=dict)
     optimizer: Annotated[Node, KeyGroup.MATHEMATICS]
@@ -138,6 +140,14 @@ class Recipe(types.Section):
             found.append((first, f"data.phases.{name}.shares", phase.shares))
         return tuple(sorted(found, key=lambda one: one[0]))
 
+    @cached_property
+    def first_step(self) -> int:
+        """Steps that were taken before this run began: by its parent, if it goes on."""
+        parent = self.whole.parent
+        if parent is None or not parent.goes_on or parent.at_tokens is None:
+            return 0
+        return self.clock.steps_of(parent.at_tokens)
+
     @property
     def total_samples(self) -> int:
         """Samples of the whole run, the overshoot of its last step too."""
@@ -192,9 +202,11 @@ def check_recipe(tree: Mapping[str, Any]) -> Recipe:
     """Check a settled tree: targets, fields, then rules; a RecipeError says what is wrong."""
     check_nodes(tree)
     # Which makes recipes of this kind.
+    from components.config.parent import check_beginning
     from components.config.phases import check_phases, check_starts
 
     recipe = read_section(Recipe, tree, "")
+    check_beginning(recipe)
     check_starts(recipe)
     check_rules(recipe)
     check_phases(recipe)
@@ -221,7 +233,7 @@ def _told(error: Any, kind: type[BaseModel], path: str) -> tuple[str, str, str]:
     where = ".".join(map(str, [path, *steps] if path else steps))
     if error["type"] == "extra_forbidden":
         there = types.sections_at(kind, steps[:-1])
-        known = [name for section in there for name in section.model_fields]
+        known = [key for section in there for key in types.fields_of(section)]
         return where, "unknown key", suggest(where, known)
     if error["type"] == "missing":
         return where, "missing", f"set {where}=..."

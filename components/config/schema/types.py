@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, 
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic.fields import FieldInfo
 
 from components.ranges import Count as Count
 from components.ranges import Share as Share
@@ -45,7 +46,8 @@ class Section(BaseModel):
     section may say in ``keys_group`` what holds for those of its fields that do not.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # An alias is a key that Python keeps for itself, as ``from``.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, serialize_by_alias=True)
     keys_group: ClassVar[KeyGroup | None] = None
 
 
@@ -94,13 +96,16 @@ def sections_at(kind: type[BaseModel], location: Iterable[Any]) -> list[type[Sec
     return [one for one in here if _is_section(one)]
 
 
+def fields_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    """List the fields of a section by their keys in YAML."""
+    return {field.alias or name: field for name, field in section.model_fields.items()}
+
+
 def _inside(annotation: Any, step: Any) -> list[Any]:
     """List types one step down: of a section's field, or of what a mapping or a list holds."""
     held = [one for one in get_args(annotation) if one is not Ellipsis]
     if _is_section(annotation):
-        held = [
-            field.annotation for key, field in annotation.model_fields.items() if key == step
-        ]
+        held = [field.annotation for key, field in fields_of(annotation).items() if key == step]
     return _choices(held[-1]) if held else []
 
 

@@ -26,6 +26,7 @@ from components.config.phases import fresh_step_of
 from components.config.schema.sections import Checkpoint
 from components.distributed.collectives import by_first
 from components.distributed.node_tree import make_node_tree
+from components.errors import RecipeError
 from components.run.disk import Patience
 from components.run.event_log import EventLog
 from components.train.callbacks.hooks import RunCallback
@@ -93,6 +94,12 @@ class Checkpoints(RunCallback):
             fresh_step=fresh_step_of(module.recipe),
         )
         if chosen is None:
+            if module.recipe.parent is not None:
+                problem = "the checkpoint that this run begins with is not in its folder"
+                remedy = (
+                    "submit it again, or resume it on its own machine: either puts it there"
+                )
+                raise RecipeError(str(self.folder), problem, remedy)
             return None
         for one in chosen.damaged:
             self.say(f"going on from {chosen.checkpoint}: {one.path} {one.problem}")

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from components.config.key_groups import PLACES, KeyGroup, declared, fingerprint_of, split
 from components.config.schema.recipe import Recipe
+from components.config.schema.types import fields_of
 from components.config.user_overrides import leaves
 from tests.components.config.conftest import Compose
 from tests.recipes.differences import RECIPES, SCALES, golden_tree
@@ -23,7 +24,7 @@ OPEN = {"model", "tokenizer", "optimizer", "schedule"}  # a class's constructor 
 
 def fields(kind: type[BaseModel], path: str = "") -> Iterator[str]:
     """Yield every key that the typed sections can have; any name of a mapping is ``x``."""
-    for name, field in kind.model_fields.items():
+    for name, field in fields_of(kind).items():
         here = f"{path}.{name}" if path else name
         sections = list(sections_in(field.annotation))
         for section, inside in sections:

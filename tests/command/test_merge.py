@@ -1,0 +1,42 @@
+"""What the action that merges checkpoints has to be told."""
+
+from pathlib import Path
+
+import pytest
+
+from command.actions.merge import run, warnings_between
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.errors import RecipeError
+
+WRONG = {
+    "last: it is not said how many": ("file=out",),
+    "last: 0 is no number of checkpoints": ("file=out", "last=0"),
+    "file: no folder is named": ("last=2",),
+    "ema_decay: average=ema and what it keeps": ("last=2", "file=out", "average=ema"),
+    "ema_decay: 2 is no part of 1": ("last=2", "file=out", "average=ema", "ema_decay=2"),
+    "average: 'mean' is not known": ("last=2", "file=out", "average=mean"),
+    "run: nowhere is no run folder": ("last=2", "file=out", "run=nowhere"),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_it_has_to_be_told_what_becomes_what(
+    message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError) as caught:
+        run(read_point(["action=merge", *WRONG[message]]))
+    assert str(caught.value).startswith(message)
+
+
+def test_a_mixture_or_a_phase_that_changes_within_the_window_is_warned_of() -> None:
+    phases = "{a: {from_tokens: 307_200, fresh_optimizer: true}}"
+    mixture = "{b: {from_tokens: 204_800, shares: {python_docs: 1.0}}}"
+    words = ["recipe=teuken7b", f"phases={phases}", f"data.phases={mixture}"]
+    recipe = compose_recipe(read_point(words))
+    assert warnings_between(recipe, 100_000, 400_000) == [
+        "the mixture changes after 204,800 tokens, between the first of these and the last",
+        "a phase changes after 307,200 tokens, between the first of these and the last",
+    ]
+    assert not warnings_between(recipe, 307_200, 400_000)

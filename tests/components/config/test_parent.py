@@ -1,0 +1,192 @@
+"""A recipe that comes from a run of another: what is settled, and what has to agree."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from command.actions.show import as_json
+from command.arguments import read_point
+from command.compose import compose_recipe
+from command.recipe_summary import parent_lines
+from components.config.key_groups import KeyGroup, split
+from components.config.phases import recipe_of
+from components.config.schema.recipe import Recipe, check_recipe, read_recipe
+from components.errors import RecipeError
+from components.planner.plan import plan_recipe
+
+BASE = ("recipe=teuken7b", "scale=full", "cluster=juwels")
+FROM = ("from.recipe=teuken7b", "from.at_tokens=3_000_000_000_000")
+STEP = 4_194_304
+LEFT = 3_000_001_101_824  # tokens after the first step that reaches so many
+
+
+@cache
+def composed(*words: str) -> Recipe:
+    return compose_recipe(read_point([*BASE, *words]))
+
+
+@cache
+def branched(*words: str) -> Recipe:
+    return composed(*FROM, "from.with=optimizer", *words)
+
+
+def test_a_recipe_without_a_parent_says_nothing_of_it() -> None:
+    assert "from" not in composed().model_dump(mode="json")
+    assert composed().first_step == 0
+    assert not list(parent_lines(composed()))
+
+
+def test_the_parents_fingerprint_and_the_end_of_a_step_are_settled() -> None:
+    child = branched()
+    assert LEFT % STEP == 0
+    assert LEFT - STEP < 3_000_000_000_000 <= LEFT
+    assert as_json(child)["recipe"]["from"] == {  # type: ignore[index]  # a tree
+        "recipe": "teuken7b",
+        "at_tokens": LEFT,
+        "with": "optimizer",
+        "fingerprint": composed().fingerprint(),
+    }
+    assert child.fingerprint() != composed().fingerprint()
+    assert child.first_step == LEFT // STEP
+    assert "goes on from teuken7b after 3,000,001,101,824 tokens" in "".join(
+        parent_lines(child)
+    )
+    (line,) = parent_lines(composed(*FROM, "from.with=weights"))
+    assert line == "with the weights of teuken7b after 3,000,001,101,824 tokens"
+
+
+def test_where_the_parent_lies_is_no_mathematics(tmp_path: Path) -> None:
+    composed().write(tmp_path / "recipe.json")
+    run = (f"from.run={tmp_path}", *FROM[1:], "from.with=optimizer")
+    assert composed(*run).fingerprint() == branched().fingerprint()
+    assert composed(*run, FROM[0]).fingerprint() == branched().fingerprint()
+    leaves = split(composed(*run).model_dump(mode="json"))
+    assert [key for key in leaves[KeyGroup.RECORD] if key.startswith("from")] == ["from.run"]
+    composed(*run).write(tmp_path / "child.json")
+    assert read_recipe(tmp_path / "child.json") == composed(*run)
+
+
+def test_left_out_the_tokens_are_the_parents_end() -> None:
+    found = composed(FROM[0], "from.with=weights").parent
+    assert found is not None
+    assert found.at_tokens == 6_000_002_203_648
+
+
+def test_a_plan_counts_the_childs_own_steps() -> None:
+    """Half of the steps; none of the evaluations before the first, which the parent took."""
+    whole, half = plan_recipe(composed()).bill, plan_recipe(branched()).bill
+    anew = plan_recipe(composed(*FROM, "from.with=weights")).bill
+    assert whole is not None
+    assert half is not None
+    assert anew is not None
+    assert half.steps == whole.steps - LEFT // STEP
+    assert half.useful_days == pytest.approx(whole.useful_days * half.steps / whole.steps)
+    assert half.evaluations.count == whole.evaluations.count // 2  # type: ignore[operator]
+    assert anew.steps == whole.steps
+    assert half.jobs is not None
+    assert whole.jobs is not None
+    assert abs(half.jobs - whole.jobs / 2) <= 1
+
+
+def test_phases_that_the_parent_has_taken_are_not_planned() -> None:
+    tree = branched().model_dump(mode="json")
+    cut = {"past": 10**12, "crossing": 2 * 10**12, "own": 5 * 10**12}
+    tree["phases"] = {name: {"from_tokens": first} for name, first in cut.items()}
+    plan = plan_recipe(check_recipe(tree))
+    assert [one.recipe.span.name for one in plan.phases] == ["crossing", "own"]
+    assert plan.bill is not None
+    assert plan.bill.steps == branched().derived.steps - branched().first_step
+    assert recipe_of(check_recipe(tree), "own").first_step == LEFT // STEP
+
+
+def test_a_miniature_goes_on_from_its_parents_miniature() -> None:
+    parent = compose_recipe(read_point(["recipe=teuken7b"]))
+    recipe = yaml.safe_dump({
+        "defaults": ["teuken7b"],
+        "name": "longer",
+        "from": {"recipe": "teuken7b", "at_tokens": 5 * 10**12, "with": "optimizer"},
+        "budget": {"total_tokens": 9 * 10**12},
+    })
+    Path("longer.yaml").write_text(recipe)
+    child = compose_recipe(read_point(["recipe=./longer.yaml"]))
+    assert child.parent is not None
+    assert child.parent.at_tokens is not None
+    total, every = parent.budget.total_tokens, parent.checkpoint.every_tokens
+    assert child.budget.total_tokens == total * 9 // 6
+    assert abs(child.parent.at_tokens - total * 5 / 6) <= every / 2 + STEP // 1024
+    assert child.parent.fingerprint == parent.fingerprint()
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+ON, ANEW = (*FROM, "from.with=optimizer"), (*FROM, "from.with=weights")
+WRONG = [
+    (("from.with=weights",), "from: no parent is named"),
+    (("from=runs/trunk",), "from: 'runs/trunk' is no section"),
+    ((*FROM, "from.with=all"), "from.with: input should be 'optimizer' or 'weights'"),
+    (("from.recipe=no_such", "from.with=weights"), "recipe: there is no recipe 'no_such'"),
+    ((*ANEW, "from.whence=1"), "from.whence: unknown key"),
+    ((*ANEW, "from.fingerprint=abc"), "from.fingerprint: it is another parent"),
+    ((*ANEW, "model.num_layers=31"), "from: its model has other weights: num_layers is 32"),
+    ((*ANEW, "tokenizer=bpe_gpt2"), "tokenizer: the parent was trained with another"),
+    ((*ON, "budget.total_tokens=1_000_000_000_000"), "budget.total_tokens: 1,000,000,000,000"),
+    ((*ON, "optimizer=muon"), "optimizer._target_: 'components.optim.muon"),
+    ((*ON, "precision.master=float64"), "precision.master: 'float64', but its parent"),
+    ((*ON, "budget.seed=1"), "budget.seed: 1, but its parent has 42, and its steps"),
+    ((*ON, "phases={a: {from_tokens: 1_000_000, fresh_optimizer: true}}"), "phases: before"),
+    (
+        (*ON, "data.phases={a: {from_tokens: 1_000_000, shares: {en: 1.0}}}"),
+        "data.phases: before 3,000,001,101,824 tokens",
+    ),
+    (
+        (FROM[0], "from.at_tokens=7_000_000_000_000", "from.with=weights"),
+        "from.at_tokens: 7_000_000_000_000, but teuken7b ends after 6_000_002_203_648",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_what_does_not_go_together_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        composed(*words)
+    assert str(caught.value).startswith(message)
+
+
+def test_what_comes_later_may_be_another() -> None:
+    later = 4 * 10**12
+    composed(
+        *ON,
+        "optimizer.lr=1e-5",
+        f"phases={{a: {{from_tokens: {later}, fresh_optimizer: true}}}}",
+        f"data.phases={{a: {{from_tokens: {later}, shares: {{en: 1.0}}}}}}",
+    )
+
+
+def test_a_run_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    composed("budget.seed=3").write(tmp_path / "recipe.json")
+    with pytest.raises(RecipeError, match="is a run of another recipe than teuken7b"):
+        composed(*ANEW, f"from.run={tmp_path}")
+
+
+def test_a_line_that_comes_back_to_itself_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes = tmp_path / "kochbuch" / "recipes"
+    recipes.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name, parent in (("one", "other"), ("other", "one")):
+        tree = {
+            "defaults": ["teuken7b"],
+            "name": name,
+            "from": {"recipe": parent, "with": "weights"},
+        }
+        (recipes / f"{name}.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(
+        RecipeError, match=r"from\.recipe: other comes from one comes from other"
+    ):
+        compose_recipe(read_point(["recipe=one"]))

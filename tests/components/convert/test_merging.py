@@ -1,0 +1,236 @@
+"""Several checkpoints become one: their parts, what is averaged, and what is not."""
+
+import json
+import math
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.checkpoint.metadata import FileSection, Marker, RunProgress
+from components.checkpoint.retention import beside, complete
+from components.convert.merging import (
+    average_into,
+    buffers_of,
+    check_whole,
+    coefficients,
+    last_checkpoints,
+)
+from components.errors import RecipeError
+from components.optim.schedules import Average
+
+FINGERPRINT = "of one recipe"
+Tensors = Mapping[str, Tensor]
+
+
+def write(folder: Path, tokens: int, tensors: Tensors, *, ranks: int = 1) -> Path:
+    """Write a checkpoint as so many ranks would, each with its rows in a file of its own."""
+    marker = Marker(
+        kind="tokens",
+        fingerprint=FINGERPRINT,
+        progress=RunProgress(step=tokens, tokens=tokens),
+        held_out_loss=None,
+        files={},
+    )
+    target, files = folder / marker.name, {}
+    beside(target).mkdir(parents=True)
+    for rank in range(ranks):
+        pieces, offsets = {}, {}
+        for name, value in tensors.items():
+            alone = value.dim() == 0 or len(value) < ranks
+            if alone and rank:
+                continue
+            rows = value if alone else value.tensor_split(ranks)[rank]
+            first = 0 if alone else sum(len(one) for one in value.tensor_split(ranks)[:rank])
+            begin = [first, *[0] * (value.dim() - 1)][: value.dim()]
+            key = f"{name}@{','.join(map(str, begin))}" if any(begin) else name
+            pieces[key], offsets[key] = rows.contiguous(), {"saved_offsets": begin}
+        file = beside(target) / f"shard-{rank + 1:05d}-of-{ranks:05d}.safetensors"
+        notes = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0"}
+        save_file(pieces, file, metadata=notes)
+        content = file.read_bytes()
+        files[file.name] = (FileSection(len(content), sha256(content).hexdigest()),)
+    complete(target, Marker(**{**vars(marker), "files": files}))
+    return target
+
+
+def merged(
+    folder: Path,
+    average: Average = "uniform",
+    count: int = 3,
+    *,
+    buffers: frozenset[str] = frozenset(),
+    ema_decay: float | None = None,
+) -> dict[str, Tensor]:
+    chosen = last_checkpoints(folder, count, None)
+    parts = check_whole(chosen, coefficients(average, count, ema_decay), FINGERPRINT)
+    out = folder / f"out-{average}-{count}"
+    average_into(out, parts, buffers=buffers)
+    return {name: x for file in sorted(out.iterdir()) for name, x in load_file(file).items()}
+
+
+def drawn(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "model.matrix.weight": torch.randn(6, 4, generator=generator).to(dtype),
+        "model.experts.weight": torch.randn(3, 4, 2, generator=generator).to(dtype),
+        "model.norm.weight": torch.randn(5, generator=generator).to(dtype),
+        "model.router.bias": torch.randn(4, generator=generator),
+        "model.seen": torch.tensor(seed),
+        "optimizer.state.matrix.weight.exp_avg": torch.randn(6, 4, generator=generator),
+    }
+
+
+AVERAGES: list[Average] = ["uniform", "linear", "1-sqrt", "cosine", "exponential"]
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+@pytest.mark.parametrize("count", [1, 2, 4, 9])
+def test_the_parts_are_a_mean_and_the_updates_count_what_is_left_of_the_decay(
+    average: Average, count: int
+) -> None:
+    """c_k = w_k, c_j = w_j - w_(j+1), c_0 = 1 - w_1: WSM, section 3."""
+    parts = coefficients(average, count, None)
+    assert sum(parts) == pytest.approx(1.0)
+    assert min(parts) >= 0.0
+    for update in range(1, count):
+        done = update / count
+        left = {
+            "cosine": (1 + math.cos(math.pi * done)) / 2,
+            "1-sqrt": 1 - done**0.5,
+            "exponential": 2 * 0.5**done - 1,
+        }
+        assert sum(parts[update:]) == pytest.approx(left.get(average, 1 - done))
+
+
+def test_the_parts_are_those_of_megatrons_merge() -> None:
+    """Its ``minus-sqrt`` of four checkpoints, ``tools/checkpoint/weighted_merge.py``."""
+    expected = [0.5, 0.2071, 0.1589, 0.1340]
+    assert coefficients("1-sqrt", 4, None) == pytest.approx(expected, abs=5e-5)
+
+
+def test_an_exponential_average_is_the_recursion() -> None:
+    values = [3.0, -1.0, 4.0, 1.5]
+    mean = values[0]
+    for value in values[1:]:
+        mean = 0.8 * mean + 0.2 * value
+    parts = coefficients("ema", 4, 0.8)
+    assert sum(part * value for part, value in zip(parts, values, strict=True)) == (
+        pytest.approx(mean)
+    )
+
+
+def test_of_a_run_by_gradient_descent_it_is_the_start_less_the_weighted_updates(
+    tmp_path: Path,
+) -> None:
+    """The identity of WSM, exact for the updates that were made."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, targets = torch.randn(16, 8), torch.randn(16, 4)
+    saved = []
+    for step in range(5):
+        saved.append({f"model.{k}": v.detach().clone() for k, v in model.named_parameters()})
+        write(tmp_path, 10 * (step + 1), saved[-1])
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    found = merged(tmp_path, "1-sqrt", 5)
+    for name in saved[0]:
+        expected = saved[0][name].double()
+        for update in range(1, 5):
+            change = saved[update][name].double() - saved[update - 1][name].double()
+            expected += (1 - math.sqrt(update / 5)) * change
+        torch.testing.assert_close(found[name].double(), expected, rtol=0, atol=1e-7)
+
+
+def test_the_mean_is_torchs_own(tmp_path: Path) -> None:
+    weights = [drawn(seed) for seed in range(4)]
+    model = nn.Linear(4, 6, bias=False)
+    averaged = AveragedModel(model)
+    for place, one in enumerate(weights):
+        model.weight.data.copy_(one["model.matrix.weight"])
+        averaged.update_parameters(model)
+        write(tmp_path, place + 1, one)
+    found = merged(tmp_path, "uniform", 4)["model.matrix.weight"]
+    torch.testing.assert_close(found, averaged.module.weight.data, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_the_average_of_equal_checkpoints_is_each_of_them(
+    tmp_path: Path, average: Average
+) -> None:
+    for tokens in (1, 2, 3):
+        write(tmp_path, tokens, drawn(7))
+    found = merged(tmp_path, average)
+    assert found.keys() == {name for name in drawn(7) if name.startswith("model.")}
+    assert all(found[name].equal(drawn(7)[name]) for name in found)
+
+
+def test_the_order_is_that_of_tokens_and_not_of_names(tmp_path: Path) -> None:
+    for tokens in (9, 10, 11):
+        write(tmp_path, tokens, drawn(tokens))
+    assert [one.name[-3:] for one in last_checkpoints(tmp_path, 3, None)] == [
+        "009",
+        "010",
+        "011",
+    ]
+    assert [one.name[-3:] for one in last_checkpoints(tmp_path, 1, 10)] == ["010"]
+
+
+def test_how_many_ranks_wrote_them_changes_no_bit(tmp_path: Path) -> None:
+    for seed, mixed in enumerate((1, 3, 2)):
+        write(tmp_path / "one", seed + 1, drawn(seed))
+        write(tmp_path / "more", seed + 1, drawn(seed), ranks=mixed)
+    found, expected = merged(tmp_path / "more", "cosine"), merged(tmp_path / "one", "cosine")
+    assert all(found[name].equal(expected[name]) for name in expected)
+
+
+def test_rounded_weights_are_averaged_in_float32_and_masters_where_there_are_some(
+    tmp_path: Path,
+) -> None:
+    weights = [drawn(seed, torch.bfloat16) for seed in range(3)]
+    masters = [drawn(seed)["model.experts.weight"].flatten(0, 1) for seed in range(3)]
+    for place, (one, master) in enumerate(zip(weights, masters, strict=True)):
+        finer = {"optimizer.state.experts.weight.master": master}
+        write(tmp_path, place + 1, one | finer)
+    found = merged(tmp_path)
+    matrices = torch.stack([one["model.matrix.weight"].float() for one in weights])
+    torch.testing.assert_close(found["model.matrix.weight"], matrices.mean(0))
+    torch.testing.assert_close(
+        found["model.experts.weight"].flatten(0, 1), torch.stack(masters).mean(0)
+    )
+
+
+def test_buffers_and_whole_numbers_are_the_newests(tmp_path: Path) -> None:
+    for seed in range(3):
+        write(tmp_path, seed + 1, drawn(seed))
+    found = merged(tmp_path, buffers=frozenset({"router.bias"}))
+    assert found["model.router.bias"].equal(drawn(2)["model.router.bias"])
+    assert int(found["model.seen"]) == 2
+
+
+def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, 1, drawn(1))
+    with pytest.raises(RecipeError, match="last: 3 checkpoints are asked for, and there are 1"):
+        merged(tmp_path)
+    write(tmp_path, 2, {"model.matrix.weight": torch.zeros(2, 2)})
+    with pytest.raises(RecipeError, match="has other weights than the newest"):
+        merged(tmp_path, count=2)
+    chosen = last_checkpoints(tmp_path, 1, None)
+    with pytest.raises(RecipeError, match="merge checkpoints of one run"):
+        check_whole(chosen, [1.0], "another")
+
+
+def test_the_bias_that_balances_experts_is_a_buffer() -> None:
+    words = ["recipe=mula7b_a1b", "model.mlp.balance_rate=1e-3"]
+    model = compose_recipe(read_point(words)).model
+    assert "layers.0.mlp.choice_bias" in buffers_of(model)
+    assert not any("router" in name for name in buffers_of(model))

@@ -1,0 +1,211 @@
+"""A run begins from a checkpoint of another: with its optimizer, or with its weights alone."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from components.checkpoint.metadata import read_marker
+from components.config.schema.recipe import read_recipe
+from components.errors import RecipeError
+from components.run.folder import RunFolder
+from components.run.writer_lock import train_alone
+from components.train.launch import launch
+from tests.life.conftest import TINY, Program, entries
+
+CUT = ("budget.total", "checkpoint.", "evaluation.", "budget.sequence")
+WORDS = (
+    *(word for word in TINY if not word.startswith(CUT)),
+    *("budget.sequence_length=64", "checkpoint.every_tokens=1_024", "checkpoint.keep=9"),
+    *("evaluation.every_tokens=2_048", "evaluation.max_windows_per_source=2"),
+)
+TRUNK, BRANCHED, COOLED = 4_096, 2_048, 3_072
+
+
+def ends(tokens: int) -> tuple[str, ...]:
+    """Warm up, hold the rate, and decay over the last 1,024 of so many tokens."""
+    rates = f"_target_: components.optim.schedules.WarmupStableDecay, total_tokens: {tokens}"
+    rates += ", warmup_tokens: 512, decay_tokens: 1_024, warmup_from: 0.0, start: 1.0, end: 0.0"
+    rates += ", decay_shape: linear"
+    return (f"budget.total_tokens={tokens}", f"schedule.phases={{all: {{{rates}}}}}")
+
+
+def over(*words: str) -> list[str]:
+    """Put words over the common ones, each key once."""
+    return list({word.partition("=")[0]: word for word in (*WORDS, *words)}.values())
+
+
+def saved(run: Path, tokens: int) -> dict[str, Tensor]:
+    files = sorted((run / "checkpoints" / f"tokens-{tokens:015d}").glob("*.safetensors"))
+    return {name: x for file in files for name, x in load_file(file).items()}
+
+
+def check_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(one[name].equal(other[name]) for name in one)
+
+
+Made = Callable[..., Path]
+
+
+@pytest.fixture
+def made(home: Path, program: Program) -> Made:
+    """Make a run once for all tests of the file, by the command."""
+
+    def make(name: str, *words: str) -> Path:
+        run = home / name
+        if not (run / "results.json").exists():
+            program(*over(*words), f"run={run}")
+        return run
+
+    return make
+
+
+def on(parent: Path, takes: str = "optimizer", tokens: int = BRANCHED) -> tuple[str, ...]:
+    return f"from.run={parent}", f"from.with={takes}", f"from.at_tokens={tokens}"
+
+
+@pytest.mark.long
+def test_a_branch_with_the_same_end_is_the_run_that_was_never_branched(made: Made) -> None:
+    trunk = made("trunk", *ends(TRUNK))
+    again = made("again", *on(trunk), *ends(TRUNK))
+    check_same(saved(again, TRUNK), saved(trunk, TRUNK))
+    own, theirs = entries(again, "step"), entries(trunk, "step")
+    assert [one["loss"] for one in own] == [one["loss"] for one in theirs[4:]]
+    (event,) = entries(again, "branch")
+    assert (event["step"], event["tokens"]) == (4, BRANCHED)
+    assert event["evidence"]["run"] == str(trunk)
+    (resumed,) = entries(again, "resume")
+    assert resumed["tokens"] == BRANCHED
+
+
+@pytest.mark.long
+def test_a_cooldown_from_a_longer_trunk_is_the_run_declared_with_that_end(made: Made) -> None:
+    trunk = made("trunk", *ends(TRUNK))
+    declared = made("declared", *ends(COOLED))
+    cooled = made("cooled", *on(trunk), *ends(COOLED))
+    check_same(saved(cooled, COOLED), saved(declared, COOLED))
+    assert not saved(cooled, COOLED)["model.embedding.weight"].equal(
+        saved(trunk, COOLED)["model.embedding.weight"]
+    )
+    rates = [one["lr"] for one in entries(cooled, "step")]
+    assert rates == [one["lr"] for one in entries(declared, "step")][4:]
+
+
+@pytest.mark.long
+def test_a_branch_in_another_layout_computes_nearly_the_same(made: Made) -> None:
+    trunk, declared = made("trunk", *ends(TRUNK)), made("declared", *ends(COOLED))
+    two = ("cluster.ranks=2", "parallelism.tensor=2")
+    moved = made("moved", *on(trunk), *ends(COOLED), *two)
+    for one, other in zip(entries(moved, "step"), entries(declared, "step")[4:], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        assert one["samples_digest"] == other["samples_digest"]
+
+
+@pytest.mark.long
+def test_with_weights_alone_clock_data_and_optimizer_begin_anew(made: Made) -> None:
+    trunk = made("trunk", *ends(TRUNK))
+    long = ("budget.sequence_length=128", "model.positions.base=50_000", "optimizer.lr=1e-4")
+    stage = made("stage", *on(trunk, "weights"), *ends(2_048), *long)
+    steps = entries(stage, "step")
+    assert [one["tokens"] for one in steps] == [512, 1_024, 1_536, 2_048]
+    assert {int(x) for name, x in saved(stage, 2_048).items() if name.endswith(".step")} == {4}
+    (first, *_), untrained = entries(stage, "held_out"), entries(trunk, "held_out")[0]
+    assert first["tokens"] == 0
+    assert first["loss"] < untrained["loss"] - 0.1
+    marker = read_marker(stage / "checkpoints" / f"tokens-{0:015d}")
+    assert marker.fresh_optimizer
+
+
+@pytest.mark.long
+def test_the_parents_files_are_shared_and_survive_what_either_removes(
+    made: Made, program: Program
+) -> None:
+    trunk = made("trunk", *ends(TRUNK))
+    before = saved(trunk, BRANCHED)
+    short = made("short", *on(trunk), *ends(COOLED), "checkpoint.keep=1")
+    assert not (short / "checkpoints" / f"tokens-{BRANCHED:015d}").exists()
+    check_same(saved(trunk, BRANCHED), before)
+    kept = made("kept", *on(trunk), *ends(COOLED))
+    shared = f"checkpoints/tokens-{BRANCHED:015d}/shard-00001-of-00001.safetensors"
+    assert os.path.samefile(trunk / shared, kept / shared)  # noqa: PTH121 (the same in short)
+
+
+@pytest.mark.long
+def test_a_branch_that_was_interrupted_before_it_had_its_checkpoint_takes_it_at_its_resume(
+    made: Made, program: Program
+) -> None:
+    cooled = made("cooled", *on(made("trunk", *ends(TRUNK))), *ends(COOLED))
+    expected = saved(cooled, COOLED)
+    for one in (cooled / "checkpoints").glob("tokens-*"):
+        one.rename(cooled / one.name)
+    (cooled / "results.json").unlink()
+    with (
+        pytest.raises(RecipeError, match="the checkpoint that this run begins with is not in"),
+        train_alone(cooled, "run", print) as lock,
+    ):  # as a job's ranks, before which nobody looks
+        launch(read_recipe(cooled / "recipe.json"), RunFolder(cooled), lock)
+    program(f"resume={cooled}")
+    check_same(saved(cooled, COOLED), expected)
+
+
+REFUSED = {
+    "the nearest: 1_024 and 2_048": on(Path("trunk"), tokens=1_536),
+    "from.at_tokens: 9_999, but teuken7b ends after 4_096": on(Path("trunk"), tokens=9_999),
+    "from.run: nowhere is no run folder": on(Path("nowhere")),
+    "its model has other weights: num_layers is 2 there, 3": (
+        *on(Path("trunk"), "weights"),
+        "model.num_layers=3",
+    ),
+    "trained with another tokenizer": (*on(Path("trunk"), "weights"), "tokenizer=bpe_gpt2"),
+    "budget.seed: 7, but its parent has 42": (*on(Path("trunk")), "budget.seed=7"),
+    "precision.master: 'float64', but": (*on(Path("trunk")), "precision.master=float64"),
+    "optimizer._target_: 'components.optim.muon": (*on(Path("trunk")), "optimizer=muon"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_branched_is_refused_before_a_folder_is_made(
+    made: Made, program: Program, home: Path, message: str
+) -> None:
+    made("trunk", *ends(TRUNK))
+    words = over(*ends(TRUNK), *REFUSED[message])
+    done = program(*words, "run=refused", status=2)
+    assert message in done.stderr
+    assert not (home / "refused").exists()
+
+
+@pytest.mark.long
+def test_merged_checkpoints_are_exported_and_begun_with_like_any_other(
+    made: Made, program: Program, home: Path
+) -> None:
+    trunk = made("trunk", *ends(TRUNK))
+    words = ("action=merge", f"run={trunk}", "last=3", "average=1-sqrt", "file=merged")
+    said = program(*words, "at_tokens=4_000").stderr
+    assert "0.577350 of tokens-000000000001024" in said
+    weights = [
+        saved(trunk, tokens)["model.embedding.weight"] for tokens in (1_024, 2_048, 3_072)
+    ]
+    parts = (0.577350, 0.239146, 0.183503)
+    mean = sum(part * one.double() for part, one in zip(parts, weights, strict=True))
+    found = saved(home / "merged", COOLED)
+    assert found["model.embedding.weight"].double().sub(mean).abs().max() < 1e-6
+    assert not any(name.startswith("optimizer.") for name in found)
+    assert "run: merged holds" in program(*words, status=2).stderr
+    program("action=export", "run=merged", "file=exported")
+    assert (home / "exported" / "config.json").exists()
+    program("action=report", "run=merged")
+
+    child = made("child", "from.run=merged", "from.with=weights", *ends(2_048))
+    recipe = (child / "recipe.json").read_text("utf-8")
+    assert '"merged"' in recipe
+    assert '"at_tokens": 3072' in recipe
+    said = program(*over(*on(home / "merged"), *ends(TRUNK)), "run=no", status=2).stderr
+    assert f"from.with: {home}/merged holds an average of checkpoints" in said
+    said = program("action=merge", f"run={trunk}", "last=9", "file=no", status=2).stderr
+    assert "last: 9 checkpoints are asked for, and there are 4" in said
+    assert not (home / "no").exists()
