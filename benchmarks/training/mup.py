@@ -33,18 +33,18 @@ from components.train.trainer import make_trainer
 
 RESULT = RESULTS / "mup.json"
 RECIPE = "lucie_7b"  # grouped heads, gated MLP, ends that are apart
-STEPS, GLOBAL_BATCH_TOKENS, EDGE = 100, 512, 10
+STEPS, GLOBAL_BATCH_TOKENS, EDGE = 150, 1_024, 15
 SEEDS = (42, 43, 44)
 FACTORS = (1, 2, 4, 8)
-BASE_DIM, NUM_LAYERS, FIRST_EXPONENT = 64, 2, -7
+BASE_DIM, NUM_LAYERS, FIRST_EXPONENT = 32, 2, -6
 TOKENS = STEPS * GLOBAL_BATCH_TOKENS
 WORDS = (
     *(f"recipe={RECIPE}", "scale=mini", "cluster.ranks=1", "precision.compute=float32"),
     *(f"scale.shrink.dim={BASE_DIM}", f"scale.shrink.num_layers={NUM_LAYERS}"),
-    *("scale.shrink.head_dim=16", "scale.shrink.padded_vocab_size=1024"),
+    *("scale.shrink.head_dim=16", "scale.shrink.padded_vocab_size=512"),
     *(f"budget.total_tokens={TOKENS}", f"budget.global_batch_tokens={GLOBAL_BATCH_TOKENS}"),
     *("budget.sequence_length=128", "budget.ramp_up=none"),
-    *("parallelism.microbatch_sequences=4", "schedule.warmup_from=0.0"),
+    *("parallelism.microbatch_sequences=8", "schedule.warmup_from=0.0"),
     *("schedule.start=1.0", "schedule.end=0.1", f"schedule.total_tokens={TOKENS}"),
     f"schedule.warmup_tokens={TOKENS // 10}",
 )

@@ -57,6 +57,12 @@ def _bars(recipe: "Recipe") -> Iterator[Bar]:
         "model.initialization.residual=plain",
     )
     yield Bar(
+        "model.norm_placement",
+        deep and shape.norm_placement != "before",
+        f"{shape.norm_placement}, but depth's rule is for branches that are normed before",
+        "model.norm_placement=before",
+    )
+    yield Bar(
         "model.embedding_scale",
         shape.embedding_scale != "none",
         f"{shape.embedding_scale} grows with the width, for which embeddings stay as they are",
