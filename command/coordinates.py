@@ -38,7 +38,7 @@ FACTS = (
 def run(arguments: Arguments) -> ActionResult:
     """Measure the recipe's model at several widths and depths, and say what grows."""
     recipe = compose(arguments)
-    rates = dict(RATES)
+    rates: dict[str, Any] = dict(RATES)
     if UserOverrides(arguments.values).covers("optimizer.lr"):
         rates = dict.fromkeys(RATES, recipe.optimizer["lr"])
     found = coordinates.check_widths(recipe, rate=rates["width"])

@@ -149,11 +149,11 @@ def main(_: Sequence[str]) -> int:
         data = prepare(Path(home))
         first = search(base, data, "standard", FACTORS[0], FIRST_EXPONENT)
         rows = [first, first | {"form": "muP"}]
-        best = dict.fromkeys(FORMS, first["best_exponent"])
+        best: dict[str, int] = dict.fromkeys(FORMS, int(first["best_exponent"]))
         for factor in FACTORS[1:]:
             for form in FORMS:
                 rows.append(search(base, data, form, factor, best[form]))
-                best[form] = rows[-1]["best_exponent"]
+                best[form] = int(rows[-1]["best_exponent"])
                 keep(rows)
     return int(not (moved(rows, "muP") <= 1 < moved(rows, "standard")))
 

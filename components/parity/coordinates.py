@@ -46,7 +46,7 @@ class Coordinates:
     """Mean sizes of activations of a kind at each width or depth, and their slope."""
 
     kind: str
-    of: Literal["start", "change"]
+    of: str  # the start, or the change since
     axis: Literal["width", "depth"]
     sizes: Mapping[int, float]
 
@@ -169,7 +169,7 @@ def _watching(
 ) -> Iterator[None]:
     hooks = [
         module.register_forward_hook(
-            lambda _, __, given, kind=kind: seen[kind].append(given.detach())  # type: ignore[misc]  # torch's
+            lambda _, __, given, kind=kind: seen[kind].append(given.detach())
         )
         for kind, module in watched
     ]

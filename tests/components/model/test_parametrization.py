@@ -1,7 +1,7 @@
 """muP and CompleteP beside what their authors' code does, restated from shapes alone."""
 
 import math
-from collections import defaultdict
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -27,8 +27,8 @@ LR, EPS, DECAY = 0.25, 2.0**-20, 0.125
 
 def recipe_of(name: str, parametrization: dict[str, Any] | None = None) -> Recipe:
     """Make a narrow recipe, of 64 channels and four layers."""
-    words = (f"recipe={name}", "scale=parity", "precision.compute=float32")
-    words += ("model.initialization.residual=plain",)
+    plain = "model.initialization.residual=plain"
+    words = (f"recipe={name}", "scale=parity", "precision.compute=float32", plain)
     tree = compose_recipe(read_point(words)).model_dump(mode="json")
     tree["optimizer"] |= {"lr": LR, "eps": EPS, "weight_decay": DECAY}
     tree["model"] |= {} if parametrization is None else {"parametrization": parametrization}
@@ -77,7 +77,7 @@ def groups_of(recipe: Recipe) -> dict[str, tuple[float, float, float]]:
     names = {one: name for name, one in decoder.named_parameters()}
     optimizer = build_optimizer(recipe, decoder, list(decoder.named_parameters()))
     set_rate(optimizer, LR)
-    found = {}
+    found: dict[str, tuple[float, float, float]] = {}
     for group in optimizer.param_groups:
         decay = group["weight_decay"] + group["late_decay"]
         found |= {names[one]: (group["lr"], group["eps"], decay) for one in group["params"]}
@@ -102,7 +102,7 @@ def test_rates_and_decays_are_those_of_microsofts_muadamw(name: str) -> None:
     """``MuAdamW`` (microsoft/mup, mup/optim.py, decoupled_wd=False) by infinite dimensions."""
     base = recipe_of(name, MUP | {"base_dim": 64})
     wide = resized(base, factor=4, num_layers=4)
-    ours, kinds = groups_of(wide), defaultdict(int)
+    ours, kinds = groups_of(wide), Counter[int]()
     for weight, (sides, inputs) in grown_sides(base, wide).items():
         lr, _, decay = ours[weight]
         before = groups_of(base)[weight][2] if not kinds[sides] else decay
@@ -123,10 +123,9 @@ def test_a_router_moves_as_one_whose_logits_are_divided_does() -> None:
     torch.manual_seed(0)
     start, inputs = torch.randn(8, 32, dtype=torch.float64), torch.randn(5, 32).double()
     ours, divided = nn.Parameter(start / m), nn.Parameter(start.clone())
-    settings = {"betas": (0.9, 0.95)}
     pair = (
-        torch.optim.AdamW([ours], lr=lr, eps=eps, weight_decay=decay, **settings),
-        torch.optim.AdamW([divided], lr=LR, eps=vector[1], weight_decay=DECAY, **settings),
+        torch.optim.AdamW([ours], lr=lr, eps=eps, weight_decay=decay),
+        torch.optim.AdamW([divided], lr=LR, eps=vector[1], weight_decay=DECAY),
     )
     for _ in range(4):
         for weight, factor, optimizer in zip((ours, divided), (1.0, 1 / m), pair, strict=True):
@@ -136,7 +135,9 @@ def test_a_router_moves_as_one_whose_logits_are_divided_does() -> None:
     torch.testing.assert_close(inputs @ ours.T, inputs @ divided.T / m, rtol=1e-9, atol=1e-12)
     stds = {key: std for key, _, std in initial_stds(build(wide.model, "model"))}
     first = {key: std for key, _, std in initial_stds(build(base.model, "model"))}
-    assert stds[name] == first[name] / m
+    before = first[name]
+    assert before is not None
+    assert stds[name] == before / m
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
@@ -185,11 +186,10 @@ def test_multipliers_are_what_scaled_weights_of_a_plain_model_would_do(name: str
     rows = tokens(recipe_of(name))[:, :-1]
     with torch.no_grad():
         assert plain.embedding is not None
-        assert plain.final_norm is not None
         plain.embedding.weight *= 3.0
         tied = 3.0 if plain.head is None else 1.0
-        plain.final_norm.weight *= 5.0 / (64 / 32) / tied
+        plain.get_parameter("final_norm.weight").mul_(5.0 / (64 / 32) / tied)
         for key, weight in plain.named_parameters():
             if key.endswith(("attention.output.weight", "mlp.down.weight")):
-                weight *= (4 / 2) ** -0.5
+                weight.mul_((4 / 2) ** -0.5)
         torch.testing.assert_close(ours(rows), plain(rows), rtol=1e-12, atol=1e-12)
