@@ -6,7 +6,7 @@ best one of the narrower model, until the neighbours of the best are worse. The 
 the narrowest. Exit status 1 if muP's best rates are more than a factor of two apart, or those
 of the standard form are not farther.
 
-    python -m benchmarks.training.mup
+    python -m benchmarks.training.mup RECIPE
 """
 
 import json
@@ -32,14 +32,13 @@ from components.train.module import Pretraining
 from components.train.trainer import make_trainer
 
 RESULT = RESULTS / "mup.json"
-RECIPE = "lucie_7b"  # grouped heads, gated MLP, ends that are apart
 STEPS, GLOBAL_BATCH_TOKENS, EDGE = 150, 1_024, 15
 SEEDS = (42, 43, 44)
 FACTORS = (1, 2, 4, 8)
 BASE_DIM, NUM_LAYERS, FIRST_EXPONENT = 32, 2, -6
 TOKENS = STEPS * GLOBAL_BATCH_TOKENS
 WORDS = (
-    *(f"recipe={RECIPE}", "scale=mini", "cluster.ranks=1", "precision.compute=float32"),
+    *("scale=mini", "cluster.ranks=1", "precision.compute=float32"),
     *(f"scale.shrink.dim={BASE_DIM}", f"scale.shrink.num_layers={NUM_LAYERS}"),
     *("scale.shrink.head_dim=16", "scale.shrink.padded_vocab_size=512"),
     *(f"budget.total_tokens={TOKENS}", f"budget.global_batch_tokens={GLOBAL_BATCH_TOKENS}"),
@@ -67,11 +66,14 @@ class LastLosses(RunCallback):
         self.losses.append(module.last.loss)
 
 
-def prepare(home: Path) -> Path:
+def prepare(recipe: str, home: Path) -> Path:
     """Prepare the miniature's text by the command, and return its folder."""
-    program = [sys.executable, str(ROOT / "run.py"), "action=prepare", *WORDS]
+    program = [sys.executable, str(ROOT / "run.py"), "action=prepare", f"recipe={recipe}"]
     subprocess.run(
-        [*program, f"data.folder={home}"], cwd=home, check=True, stdout=subprocess.DEVNULL
+        [*program, *WORDS, f"data.folder={home}"],
+        cwd=home,
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     (manifest,) = home.glob("*/manifest.json")
     return manifest.parent
@@ -127,14 +129,14 @@ def moved(rows: Sequence[Row], form: str) -> int:
     return int(max(exponents) - min(exponents))
 
 
-def keep(rows: Sequence[Row]) -> None:
+def keep(recipe: str, rows: Sequence[Row]) -> None:
     """Keep what was found, with how."""
     said = circumstances(
         peer="the standard form at the same widths, on the same tokens from the same seeds",
         convention=f"{STEPS} steps of {GLOBAL_BATCH_TOKENS} tokens in float32; mean loss of "
         f"the last {EDGE} steps, nats a token, of each seed in turn, by the exponent of two of "
         "the rate; best: the least mean over seeds; at the base both forms are the same",
-        shape={"recipe": RECIPE, "widths": FACTORS, "words": list(WORDS)},
+        shape={"recipe": recipe, "widths": FACTORS, "words": list(WORDS)},
         packages=("torch", "lightning"),
     )
     apart = {form: moved(rows, form) for form in FORMS}
@@ -142,11 +144,11 @@ def keep(rows: Sequence[Row]) -> None:
     RESULT.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
 
 
-def main(_: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Search every width in both forms, keep the result, and say if the claim holds."""
-    base = compose_recipe(read_point(WORDS))
+    base = compose_recipe(read_point([f"recipe={words[0]}", *WORDS]))
     with tempfile.TemporaryDirectory() as home:
-        data = prepare(Path(home))
+        data = prepare(words[0], Path(home))
         first = search(base, data, "standard", FACTORS[0], FIRST_EXPONENT)
         rows = [first, first | {"form": "muP"}]
         best: dict[str, int] = dict.fromkeys(FORMS, int(first["best_exponent"]))
@@ -154,9 +156,9 @@ def main(_: Sequence[str]) -> int:
             for form in FORMS:
                 rows.append(search(base, data, form, factor, best[form]))
                 best[form] = int(rows[-1]["best_exponent"])
-                keep(rows)
+                keep(words[0], rows)
     return int(not (moved(rows, "muP") <= 1 < moved(rows, "standard")))
 
 
 if __name__ == "__main__":
-    enter(main, most=0)
+    enter(main, least=1, most=1)

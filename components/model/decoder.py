@@ -206,14 +206,9 @@ class Decoder(nn.Module):
         heads = layers[0].attention
         turned = {"num_heads": heads.num_heads, "head_dim": heads.turned_dim}
         self.positions = positions(dim=dim, **turned)
-        for index, one in enumerate(layers):
-            self._numbered(one, index)
-        self.parametrization = None
-        if parametrization is not None:
-            self.parametrization = parametrization(dim=dim, num_layers=num_layers)
-            for one in layers:
-                one.branch_multiplier = self.parametrization.branch_multiplier
-        self.layers = nn.ModuleDict({str(index): one for index, one in enumerate(layers)})
+        numbered = {str(i): self._numbered(one, i) for i, one in enumerate(layers)}
+        self.layers = nn.ModuleDict(numbered)
+        self.parametrization = self._follow(parametrization, dim=dim)
         self.final_norm = norm(dim=dim)
         # Tied, the embedding's weight is used, not shared: a shared parameter parts from its
         # twin in `to_empty`.
@@ -225,8 +220,7 @@ class Decoder(nn.Module):
             last = num_layers - 1
             further = partial(mtp, layer=lambda: self._numbered(layer(mlp=mlp), last))
             self.mtp = further(dim=dim, num_layers=num_layers, norm=norm)
-        self.sequence_slices = 1
-        self.sequence_parts = 1
+        self.sequence_slices = self.sequence_parts = 1
         # The first token at 0, each of the others one further.
         self.places = lambda length, device: torch.arange(length, device=device)
 
@@ -266,6 +260,15 @@ class Decoder(nn.Module):
             hidden = depth(hidden, self._embed(one.tokens, placement), within)
             losses.append(self._read(hidden, one.targets, one.counted))
         return torch.stack(losses)
+
+    def _follow(self, parametrization: Callable[..., MuP] | None, *, dim: int) -> MuP | None:
+        """Let what the layers add be multiplied as a parametrization says."""
+        if parametrization is None:
+            return None
+        followed = parametrization(dim=dim, num_layers=self.num_layers)
+        for layer in cast("Iterable[Layer]", self.layers.values()):
+            layer.branch_multiplier = followed.branch_multiplier
+        return followed
 
     def _numbered(self, layer: Layer, index: int) -> Layer:
         """Let a layer turn and look back as the one at ``index`` does."""
