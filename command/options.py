@@ -122,6 +122,7 @@ Averaged = Annotated[Average, one_of(*get_args(Average))]
 Trainer = Literal["torchtitan", "nanotron", "megatron-bridge"]
 Engine = Annotated[Trainer, one_of(*get_args(Trainer))]
 Output = Annotated[Literal["text", "json"], one_of("text", "json")]
+Proved = Annotated[Literal["layouts", "coordinates"], one_of("layouts", "coordinates")]
 Flag = Annotated[bool, _value(bool, "is neither true nor false", "write {key}=true")]
 Parameters = Annotated[int | None, _read_parameters]
 Tokens = Annotated[int | None, _value(int | None, "is no number of tokens", _AS_NAMED)]
@@ -168,6 +169,7 @@ class Options:
     to: Annotated[Text, "the URL of a server of MLflow"] = None
     calibrate: Annotated[Files, "runs, or tables of steps"] = ()
     layouts: Annotated[Layouts, "layouts to prove: [{data: 2, tensor: 2},...]"] = ()
+    kind: Annotated[Proved, "of proof: layouts, or coordinates by width"] = "layouts"
     full: Annotated[Flag, "print the whole recipe, every key"] = False
     cite: Annotated[Flag, "print the BibTeX of the works alone"] = False
     again: Annotated[Flag, "submit a run again whose chain has ended"] = False

@@ -65,6 +65,7 @@ WAYS = (
     Way("plan", f"{_RECIPE} calibrate output", "calibrate"),
     Way("plan", f"{_RECIPE} file output"),
     Way("dryrun", f"{_RECIPE} output"),
+    Way("parity", f"{_RECIPE} kind output", "kind"),
     Way("parity", f"{_RECIPE} layouts output"),
     Way("prepare", f"{_RECIPE} tasks site.*"),
     Way("render", f"{_RECIPE} run file site.*"),

@@ -44,7 +44,11 @@ DEEPSPEED_FACTS = (
 
 
 def run(arguments: Arguments) -> ActionResult:
-    """Compare each layout with one process and print what was found."""
+    """Compare each layout with one process, or the model with wider ones; print the result."""
+    if arguments.kind == "coordinates":
+        from command import coordinates  # imports torch
+
+        return coordinates.run(arguments)
     recipes = list(layouts_of(arguments))
     for recipe in recipes:
         check_trainable(recipe)

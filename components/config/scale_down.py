@@ -9,6 +9,7 @@ already stays as it is, with all that would follow from it.
 from typing import Any
 
 from components.config.rules.engine import FLOAT8, MULTIPLE
+from components.config.rules.parametrization import base_multiple
 from components.config.schema.sections import Shrink
 from components.config.stand_ins import stand_in
 from components.config.user_overrides import Tree, UserOverrides, leaves
@@ -80,6 +81,11 @@ def _narrow(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
         if width is not None:
             narrow = round(width / full["dim"] * model["dim"] / multiple) * multiple
             named.put(tree, f"model.{path}", min(max(narrow, multiple), width))
+    if base := model.get("parametrization"):  # of which rates are, at any width
+        multiple = base_multiple(model["dim"], kept, model["attention"]["num_kv_heads"])
+        whole = max(1, round(base["base_dim"] / multiple)) * multiple
+        named.put(tree, "model.parametrization.base_dim", whole)
+        return
     lr = tree["optimizer"]["lr"] * (full["dim"] / model["dim"]) ** rule.lr_width_exponent
     named.put(tree, "optimizer.lr", float(f"{lr:.3g}"))
 

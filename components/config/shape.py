@@ -113,6 +113,16 @@ class MTPShape(_Part):
     depth: Layers
 
 
+class ParametrizationShape(_Part):
+    """The smaller model whose rates and first weights this one follows."""
+
+    base_dim: Count
+    base_layers: Layers | None = None
+    depth_exponent: float = 1.0
+    embedding_multiplier: float = 1.0
+    output_multiplier: float = 1.0
+
+
 TRAINED_SCALARS = {"xielu": 2}
 
 
@@ -193,6 +203,7 @@ class ModelShape(_Part):
     logit_cap: float | None = None
     mtp: MTPShape | None = None
     z_loss: float = 0.0
+    parametrization: ParametrizationShape | None = None
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False

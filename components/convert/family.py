@@ -86,6 +86,11 @@ OWN_SCALE = Need(
     "it divides scores by the root of its heads' width",
     lambda m: m.attention.scale_dim in {None, m.attention.head_dim},
 )
+UNSCALED = Need(
+    "parametrization",
+    "it multiplies neither embeddings, branches nor logits",
+    lambda m: m.is_unscaled,
+)
 NO_EMBEDDING_NORM = Need(
     "embedding_norm", "it does not normalize embeddings", lambda m: m.embedding_norm is None
 )
@@ -112,7 +117,7 @@ class HFFamily(ABC):
     prefix: str  # left out by some published folders
     no_weights: re.Pattern[str]  # buffers that some published folders hold
     needs: ClassVar[tuple[Need, ...]]
-    usual: ClassVar[tuple[Need, ...]] = (NO_CAP, AS_EMBEDDED, OWN_SCALE)
+    usual: ClassVar[tuple[Need, ...]] = (NO_CAP, AS_EMBEDDED, OWN_SCALE, UNSCALED)
     keys: ClassVar[ConfigKeys]
     trained: ClassVar[Mapping[str, Any]]
     spellings: ClassVar[Mapping[str, str]] = {}

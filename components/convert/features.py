@@ -110,6 +110,16 @@ class Features(shape.ModelShape):
     dense_mlp: MLPFeatures | None = None
 
     @property
+    def is_unscaled(self) -> bool:
+        """Whether neither embeddings, branches nor logits are multiplied for their sizes."""
+        base = self.parametrization
+        if base is None:
+            return True
+        deep = base.base_layers not in {None, self.num_layers} and base.depth_exponent != 0
+        ends = base.embedding_multiplier == 1 and base.output_multiplier == 1
+        return base.base_dim == self.dim and ends and not deep
+
+    @property
     def initializer_range(self) -> float:
         """The deviation of first weights; where each map has its own, the classes' default."""
         std = self.initialization["std"]
@@ -123,6 +133,7 @@ _PARTS: Mapping[str, type[BaseModel]] = {
     "mlp": MLPFeatures,
     "dense_mlp": MLPFeatures,
     "mtp": shape.MTPShape,
+    "parametrization": shape.ParametrizationShape,
 }
 
 

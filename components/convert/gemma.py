@@ -60,7 +60,7 @@ class Gemma3(Olmo3):
     forms: ClassVar[Mapping[str, object]] = {"sliding_window_pattern": None}
     unread = frozenset({"cache_implementation", "_sliding_window_pattern"})
     plain: ClassVar[Mapping[str, Any]] = {"use_bidirectional_attention": False}
-    usual: ClassVar[tuple[Need, ...]] = (family.NO_CAP,)
+    usual: ClassVar[tuple[Need, ...]] = (family.NO_CAP, family.UNSCALED)
     needs: ClassVar[tuple[Need, ...]] = (
         Need(
             "norm_placement",

@@ -128,6 +128,7 @@ def _check_parts(folder: Path, features: Features) -> None:
         "norm_placement": features.norm_placement == "before",
         "embedding_norm": features.embedding_norm in {None, norm},
         "embedding_scale": features.embedding_scale == "none",
+        "parametrization": features.is_unscaled,
         "mlp": mlp.is_plain and mlp.bias,
         "attention.bias": attention.bias,
         "attention.num_kv_heads": attention.num_kv_heads == attention.num_heads,

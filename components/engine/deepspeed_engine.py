@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from components.build import build
 from components.config.schema.recipe import Recipe
 from components.distributed.devices import compute_dtype
 from components.distributed.pipeline import Compute
 from components.engine.mesh_engine import Engine, Judge, NamedTensors
+from components.engine.optimizer import build_optimizer
 from components.errors import RecipeError
 from components.model.decoder import Decoder
+from components.optim.groups import set_rate
 from components.optim.loss_scale import LossScaleState
 
 
@@ -46,7 +47,7 @@ class DeepSpeedEngine(Engine):
         dtype = compute_dtype(recipe.precision.compute, device)
         named = dict(decoder.named_parameters())
         # The optimizer sorts weights by their dimensions, which ZeRO 3 takes from them.
-        self.optimizer = build(recipe.optimizer, "optimizer")(parameters=list(named.items()))
+        self.optimizer = build_optimizer(recipe, decoder, list(named.items()))
         exact = {}
         if dtype != torch.float32:
             exact = {name: weight.detach().cpu() for name, weight in named.items()}
@@ -79,8 +80,7 @@ class DeepSpeedEngine(Engine):
     def step(
         self, batch: Tensor, *, lr: float, norm_limit: float, judge: Judge
     ) -> Tensor | None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_rate(self.optimizer, lr)
         # How many microbatches this step has: a batch may ramp up.
         size = self._engine.train_micro_batch_size_per_gpu() * self._engine.dp_world_size
         self._engine.set_train_batch_size(len(batch) * size)

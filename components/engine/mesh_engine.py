@@ -14,6 +14,7 @@ from components.distributed.mesh import Mesh
 from components.distributed.pipeline import Microbatches, Pipeline, sum_tied_gradients
 from components.distributed.weight_shards import WeightShard, clip, squared_norm, unscale
 from components.engine.whole_matrices import whole_matrices
+from components.optim.groups import set_rate
 from components.optim.loss_scale import LossScale
 from components.optim.muon import Muon
 
@@ -110,8 +111,7 @@ class MeshEngine(Engine):
         if norm is None:
             return None
         clip(shards, norm, norm_limit)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_rate(self.optimizer, lr)
         overflow = self.loss_scale is not None and not torch.isfinite(norm).item()
         if not overflow:
             self.optimizer.step()

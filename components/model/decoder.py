@@ -28,6 +28,7 @@ from components.model.mtp import (
     PredictionDepth,
     all_layers,
 )
+from components.model.parametrization import MuP
 from components.model.positions import Placement, Positions
 from components.model.products import product_dtype
 from components.ranges import BelowOne, Layers, NonNegative, Positive
@@ -41,6 +42,7 @@ class Layer(nn.Module):
     """
 
     in_graph = False
+    branch_multiplier = 1.0
 
     def __init__(
         self,
@@ -64,9 +66,12 @@ class Layer(nn.Module):
         return [self.attention_norm, self.mlp_norm]
 
     def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
-        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), scope))
-        added = passing_on(self.mlp(self.mlp_norm(hidden)))
-        return cast("Tensor", hidden + self.dropout(added))
+        hidden = self._add(hidden, self.attention(self.attention_norm(hidden), scope))
+        return self._add(hidden, passing_on(self.mlp(self.mlp_norm(hidden))))
+
+    def _add(self, hidden: Tensor, branch: Tensor) -> Tensor:
+        """Add what a branch gives to the residual stream, so many times."""
+        return torch.add(hidden, self.dropout(branch), alpha=self.branch_multiplier)
 
 
 class ReorderedLayer(Layer):
@@ -77,8 +82,8 @@ class ReorderedLayer(Layer):
 
     @override
     def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
-        hidden = hidden + self.dropout(self.attention_norm(self.attention(hidden, scope)))
-        return cast("Tensor", hidden + self.dropout(self.mlp_norm(self.mlp(hidden))))
+        hidden = self._add(hidden, self.attention_norm(self.attention(hidden, scope)))
+        return self._add(hidden, self.mlp_norm(self.mlp(hidden)))
 
 
 class SandwichLayer(Layer):
@@ -108,9 +113,9 @@ class SandwichLayer(Layer):
     @override
     def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
         added = self.attention(self.attention_norm(hidden), scope)
-        hidden = hidden + self.dropout(self.attention_norm_after(added))
+        hidden = self._add(hidden, self.attention_norm_after(added))
         added = self.mlp(self.mlp_norm(hidden))
-        return cast("Tensor", hidden + self.dropout(self.mlp_norm_after(added)))
+        return self._add(hidden, self.mlp_norm_after(added))
 
 
 LAYERS: Mapping[str, type[Layer]] = {
@@ -142,7 +147,8 @@ class Decoder(nn.Module):
     loss of training has a ``z_loss`` (`penalized_cross_entropy`), which ``readout`` tells; with
     ``mtp`` the last stage has depths that predict further tokens, and keeps the embedding.
     ``embedding_scale`` multiplies what is embedded, not the rows of a tied head, by the root of
-    ``dim`` (https://arxiv.org/abs/1706.03762, section 3.4), rounded to its precision.
+    ``dim`` (https://arxiv.org/abs/1706.03762, section 3.4), rounded to its precision. With a
+    ``parametrization`` first weights, multipliers and updates follow a smaller model's.
 
     Raises:
         RecipeError: fewer rows than tokens, no layer, a padding row that does not exist, or
@@ -180,6 +186,7 @@ class Decoder(nn.Module):
         mtp: Callable[..., MultiTokenPrediction] | None = None,
         embedding_scale: Literal["none", "sqrt_dim"] = "none",
         z_loss: NonNegative = 0.0,
+        parametrization: Callable[..., MuP] | None = None,
     ) -> None:
         super().__init__()
         _check_sizes(num_layers, vocab_size, padded_vocab_size, initialization.padding_row)
@@ -199,9 +206,9 @@ class Decoder(nn.Module):
         heads = layers[0].attention
         turned = {"num_heads": heads.num_heads, "head_dim": heads.turned_dim}
         self.positions = positions(dim=dim, **turned)
-        for index, one in enumerate(layers):
-            self._numbered(one, index)
-        self.layers = nn.ModuleDict({str(index): one for index, one in enumerate(layers)})
+        numbered = {str(i): self._numbered(one, i) for i, one in enumerate(layers)}
+        self.layers = nn.ModuleDict(numbered)
+        self.parametrization = self._follow(parametrization, dim=dim)
         self.final_norm = norm(dim=dim)
         # Tied, the embedding's weight is used, not shared: a shared parameter parts from its
         # twin in `to_empty`.
@@ -213,8 +220,7 @@ class Decoder(nn.Module):
             last = num_layers - 1
             further = partial(mtp, layer=lambda: self._numbered(layer(mlp=mlp), last))
             self.mtp = further(dim=dim, num_layers=num_layers, norm=norm)
-        self.sequence_slices = 1
-        self.sequence_parts = 1
+        self.sequence_slices = self.sequence_parts = 1
         # The first token at 0, each of the others one further.
         self.places = lambda length, device: torch.arange(length, device=device)
 
@@ -255,6 +261,15 @@ class Decoder(nn.Module):
             losses.append(self._read(hidden, one.targets, one.counted))
         return torch.stack(losses)
 
+    def _follow(self, parametrization: Callable[..., MuP] | None, *, dim: int) -> MuP | None:
+        """Let what the layers add be multiplied as a parametrization says."""
+        if parametrization is None:
+            return None
+        followed = parametrization(dim=dim, num_layers=self.num_layers)
+        for layer in cast("Iterable[Layer]", self.layers.values()):
+            layer.branch_multiplier = followed.branch_multiplier
+        return followed
+
     def _numbered(self, layer: Layer, index: int) -> Layer:
         """Let a layer turn and look back as the one at ``index`` does."""
         assert self.positions is not None
@@ -264,6 +279,9 @@ class Decoder(nn.Module):
 
     def _read(self, hidden: Tensor, targets: Tensor | None, counted: Tensor | None) -> Tensor:
         """Compare states with the vocabulary's rows."""
+        if self.parametrization is not None:
+            # Not the logits, which are more, and of which the loss makes some at a time.
+            hidden = hidden * self.parametrization.output_multiplier
         if self.head is not None:
             return cast("Tensor", self.head(hidden, targets, counted))
         assert self.embedding is not None, "a tied last stage needs the embedding's rows"
@@ -316,6 +334,8 @@ class Decoder(nn.Module):
             hidden = hidden * torch.tensor(self.embedding_scale, dtype=hidden.dtype)
         if placement.embedded is not None:
             hidden = hidden + placement.embedded
+        if self.parametrization is not None:
+            hidden = hidden * self.parametrization.embedding_multiplier
         hidden = hidden.to(product_dtype(hidden))
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)

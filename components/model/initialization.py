@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from components.model.parametrization import weight_kind
 from components.ranges import NonNegative, Positive
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Normal:
 
 def initial_stds(model: "Decoder") -> Iterator[tuple[str, nn.Parameter, float | None]]:
     """List each parameter under its global name; ``None`` stands for a constant (vectors)."""
-    normal = model.initialization
+    normal, parametrization = model.initialization, model.parametrization
     for prefix, module in model.named_modules():
         factor = 1.0
         if getattr(module, "writes_residual", False):
@@ -66,7 +67,11 @@ def initial_stds(model: "Decoder") -> Iterator[tuple[str, nn.Parameter, float | 
                 yield name, parameter, None
                 continue
             std = normal.ends.get(prefix)
-            yield name, parameter, factor * (_std(normal, parameter) if std is None else std)
+            if std is None:
+                std = _std(normal, parameter)
+            if parametrization is not None:
+                std *= parametrization.std_factor(weight_kind(name, parameter.dim()))
+            yield name, parameter, factor * std
 
 
 def _std(normal: Normal, parameter: Tensor) -> float:

@@ -49,7 +49,7 @@ class AdEMAMix(torch.optim.AdamW):
     ) -> None:
         groups = parameter_groups(parameters, decay, weight_decay=weight_decay)
         super().__init__(groups, lr, (beta1, beta2), eps, fused=can_fuse(groups))
-        self._fast, self._beta2, self._slow, self._eps = beta1, beta2, beta3, eps
+        self._fast, self._beta2, self._slow = beta1, beta2, beta3
         self._alpha = alpha
         self._alpha_warmup, self._slow_warmup = alpha_warmup_tokens, beta3_warmup_tokens
 
@@ -76,10 +76,13 @@ class AdEMAMix(torch.optim.AdamW):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._add_slow(parameter, parameter.grad, group["lr"] * self.alpha)
+                    rate = group["lr"] * self.alpha
+                    self._add_slow(parameter, parameter.grad, rate, eps=group["eps"])
         return loss
 
-    def _add_slow(self, parameter: nn.Parameter, gradient: Tensor, rate: float) -> None:
+    def _add_slow(
+        self, parameter: nn.Parameter, gradient: Tensor, rate: float, *, eps: float
+    ) -> None:
         state = self.state[parameter]
         if "exp_avg_slow" not in state:
             state["exp_avg_slow"] = torch.zeros_like(parameter)
@@ -91,7 +94,7 @@ class AdEMAMix(torch.optim.AdamW):
         for weight, mean, square in zip(
             *(one.split(rows) for one in (updated, slow, squares)), strict=True
         ):
-            weight.addcdiv_(mean, square.div(corrected).sqrt_().add_(self._eps), value=-rate)
+            weight.addcdiv_(mean, square.div(corrected).sqrt_().add_(eps), value=-rate)
 
 
 def _done(tokens: int, warmup_tokens: int) -> float:

@@ -22,6 +22,7 @@ from components.distributed.pipeline import Accumulation, Microbatches, Pipeline
 from components.distributed.tensor_styles import seed_layers
 from components.engine.mesh_engine import Engine, MeshEngine
 from components.engine.microbatch_forward import StageCompute
+from components.engine.optimizer import build_optimizer
 from components.engine.parallelize import RankModel, build_rank_model
 from components.fault_tolerance.guards import StepGuard, StepVerdict
 from components.fault_tolerance.rank_health import RankFigures
@@ -148,7 +149,7 @@ class Pretraining(LightningModule):
             mesh=self.mesh,
             data_parallel=parallel,
             microbatches=self.make_microbatches(),
-            optimizer=build(self.recipe.optimizer, "optimizer")(parameters=updated),
+            optimizer=build_optimizer(self.recipe, self.decoders[0], updated),
             loss_scale=loss_scale,
         )
 

@@ -199,7 +199,9 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
         ),
         (
             (
-                *("optimizer=muon", "model.z_loss=1e-5"),
+                *("optimizer=ademamix", "model.z_loss=1e-5"),
+                "model.parametrization={_target_: components.model.parametrization.MuP, "
+                "_partial_: true, base_dim: 1024}",
                 "budget.ramp_up={start_tokens: 524_288, increment_tokens: 524_288, "
                 "over_tokens: 1_048_576}",
             ),
@@ -207,6 +209,7 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
                 "optimizer": "set optimizer=adamw",
                 "budget.ramp_up": "set budget.ramp_up=none",
                 "model.z_loss": "set model.z_loss=0.0",
+                "model.parametrization": "set model.parametrization=null",
             },
         ),
         (

@@ -70,6 +70,28 @@ def test_targets_that_do_not_count_are_the_same_in_every_layout(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "layout",
+    ["{data: 2, zero: 3}", "{pipeline: 2, tensor: 2}", "{context: 2}", "{data: 2, expert: 2}"],
+)
+def test_rates_and_multipliers_by_size_are_the_same_in_every_layout(
+    capsys: pytest.CaptureFixture[str], layout: str
+) -> None:
+    form = (
+        "model.parametrization={_target_: components.model.parametrization.CompleteP, "
+        "_partial_: true, base_dim: 32, base_layers: 1, depth_exponent: 0.5}"
+    )
+    name = "mula7b_a1b" if "expert" in layout else "bloom7b1"
+    words = (f"recipe={name}", "model.num_layers=2", form, f"layouts=[{layout}]", "output=json")
+    plain = "model.initialization.residual=plain"
+    assert main(["action=parity", *words, plain]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["loss"]["largest_relative_difference"] < 1e-14
+    assert tree["gradient"]["largest_relative_difference"] < 1e-12
+    assert tree["weight"]["largest_relative_difference"] < 1e-9
+
+
+@pytest.mark.long
 def test_asked_to_end_it_ends_its_ranks_and_leaves_nothing(tmp_path: Path) -> None:
     words = (*SMALL, "layouts=[{data: 2}]", "action=parity")
     process = subprocess.Popen(

@@ -52,7 +52,7 @@ CHECKED = frozenset({
     *("model.positions._target_", "model.positions.scaling", "model.mtp"),
     *("model.embedding_scale", "model.attention.scale_dim", "model.z_loss"),
     *("model.initialization.cutoff", "model.initialization.embedding_std"),
-    "model.initialization.head_std",
+    *("model.initialization.head_std", "model.parametrization"),
 })
 # What belongs to a part of another kind: whoever refuses the part refuses these.
 _PARTS = frozenset({
@@ -202,6 +202,12 @@ def _targets(recipe: Recipe) -> list[Row]:
         ("schedule.skipped_tokens", not rates.get("skipped_tokens"), "not written", "=0"),
         ("model.z_loss", not recipe.model.get("z_loss"), "it has cross-entropy alone", "=0.0"),
         ("model.mtp", recipe.model.get("mtp") is None, "it predicts the next token", "=null"),
+        (
+            "model.parametrization",
+            recipe.model.get("parametrization") is None,
+            "all widths have one rate",
+            "=null",
+        ),
         ("phases", not recipe.phases, "a run is the same from its begin to its end", "={}"),
         (
             "from",

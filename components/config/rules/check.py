@@ -11,6 +11,7 @@ from components.config.batch_ramp import check_microbatches, nearest_multiples
 from components.config.rules import engine
 from components.config.rules.layout import check_degrees
 from components.config.rules.model import check_further, check_model, check_shape
+from components.config.rules.parametrization import check_parametrization
 from components.config.schema.data import DataSection, Source
 from components.config.suggestions import nearest
 from components.errors import RecipeError
@@ -28,6 +29,7 @@ def check_rules(recipe: "Recipe") -> None:
     """Raise a RecipeError for the first rule between fields that is broken."""
     check_shape(recipe.shape)
     check_model(recipe.model)
+    check_parametrization(recipe)
     check_further(recipe.shape.mtp_depth, recipe.budget.sequence_length)
     check_schedule(recipe.schedule)
     pieces, rows = recipe.tokenizer["vocab_size"], recipe.shape.vocab_size

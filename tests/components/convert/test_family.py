@@ -44,6 +44,21 @@ def test_each_section_finds_its_class(name: str) -> None:
     assert family is kinds[max(filter(name.startswith, kinds), key=len)]
 
 
+MUP = {"_target_": "components.model.parametrization.MuP", "_partial_": True, "base_dim": 8}
+
+
+def test_a_parametrization_that_multiplies_nothing_leaves_the_class() -> None:
+    base = MUP | {"base_dim": llama()["dim"]}
+    plain, first = (
+        choose_family(read_features(llama())),
+        read_features(llama() | {"parametrization": base}),
+    )
+    assert choose_family(first) is plain
+    for more in ({"output_multiplier": 2.0}, {"embedding_multiplier": 2.0}, {"base_layers": 1}):
+        scaled = read_features(llama() | {"parametrization": base | more})
+        assert not scaled.is_unscaled, more
+
+
 def changed(section: Section, part: str, key: str, value: object) -> Section:
     return section | {part: section[part] | {key: value}}
 
@@ -67,6 +82,8 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
         (changed(llama(), "mlp", "activation", "xielu"), "model.mlp.activation", "to train"),
         (llama() | {"logit_cap": 15.0}, "model.logit_cap", "does not cap its logits"),
         (llama() | {"embedding_scale": "sqrt_dim"}, "model.embedding_scale", "not multiply"),
+        (llama() | {"parametrization": MUP}, "model.parametrization", "multiplies neither"),
+        (gemma3() | {"parametrization": MUP}, "model.parametrization", "multiplies neither"),
         (changed(llama(), "attention", "scale_dim", 9), "model.attention.scale_dim", "root"),
         (gemma3() | {"norm_placement": "before"}, "model.norm_placement", "and what they add"),
         (gemma3() | {"embedding_scale": "none"}, "model.embedding_scale", "Gemma3ForCausalLM"),

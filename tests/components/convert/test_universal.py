@@ -201,9 +201,11 @@ def test_parts_that_the_recipe_has_not_are_named(written: Path) -> None:
 def test_a_recipe_of_another_architecture_is_refused(folder: Path) -> None:
     with pytest.raises(RecipeError, match=r"has others: model\.positions, model\.norm, .*mlp"):
         read(folder, llama())
-    scaled = bloom() | {"embedding_scale": "sqrt_dim"}
+    mup = {"_target_": "components.model.parametrization.MuP", "base_dim": 1}
+    scaled = bloom() | {"embedding_scale": "sqrt_dim", "parametrization": mup}
     scaled["attention"] |= {"scale_dim": 9}  # which leave no trace in names and shapes
-    with pytest.raises(RecipeError, match=r"others: model\.embedding_scale, .*\.scale_dim"):
+    lacking = r"others: model\.embedding_scale, .*parametrization, .*\.scale_dim"
+    with pytest.raises(RecipeError, match=lacking):
         read(folder, scaled)
 
 

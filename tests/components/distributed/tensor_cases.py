@@ -20,6 +20,7 @@ from components.model.latent_attention import LatentAttention
 from components.model.mlp import MLP
 from components.model.mtp import MultiTokenPrediction
 from components.model.norms import Norm
+from components.model.parametrization import MuP
 from components.model.positions import Positions, Rotary
 from components.model.rotary_scaling import LinearScaling
 from tests.components.model.comparison import gradient_of
@@ -79,6 +80,7 @@ class Parts(NamedTuple):
     embedding_scale: Literal["none", "sqrt_dim"] = "none"
     scale_dim: int | None = None
     z_loss: float = 0.0
+    parametrization: Callable[..., MuP] | None = None
 
 
 # Norms on both sides, scaled embeddings and scores, and a window that turns otherwise.
@@ -142,6 +144,7 @@ def build(parts: Parts) -> Decoder:
         mtp=parts.mtp,
         embedding_scale=parts.embedding_scale,
         z_loss=parts.z_loss,
+        parametrization=parts.parametrization,
     )
 
 

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 
 from components.model.moe import Experts
+from components.model.parametrization import CompleteP
 from components.model.positions import Alibi, InterleavedRotary, Learned, Positions
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
@@ -55,6 +56,7 @@ NANOCHAT = Parts(
 )
 APERTUS = HEAD_NORMS._replace(mlp=XIELU)
 NORMS_AFTER = Parts(qk_norm=RMS_NORM, norm_placement="after")
+COMPLETEP = partial(CompleteP, base_dim=7, base_layers=1, embedding_multiplier=3.0)
 FAMILIES = {
     "llama": LLAMA,
     "bloom": BLOOM,
@@ -79,6 +81,7 @@ FAMILIES = {
     "a z-loss": Parts(z_loss=0.1),
     "a z-loss of capped logits, tied": NANOCHAT._replace(z_loss=0.1, tied=True),
     "norms after, with biases": Parts(bias=True, mlp=GELU, norm_placement="after"),
+    "multiplied branches and ends": Parts(parametrization=COMPLETEP, tied=True),
     "a layer that does not rotate": Parts(
         positions=partial(InterleavedRotary, base=10_000.0, skip_every=2)
     ),

@@ -1,0 +1,115 @@
+"""``action=parity kind=coordinates``: what is flat by width is told from what grows."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from command import coordinates as action
+from command.arguments import read_point
+from command.main import main
+from components.errors import RecipeError
+from components.parity import coordinates
+from components.parity.coordinates import Coordinates, resized
+
+ROOM = "components.model.parametrization"
+MUP = f"model.parametrization={{_target_: {ROOM}.MuP, _partial_: true, base_dim: 512}}"
+COMPLETEP = (
+    f"model.parametrization={{_target_: {ROOM}.CompleteP, _partial_: true, base_dim: 512, "
+    "base_layers: 8}"
+)
+PLAIN = "model.initialization.residual=plain"
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure less: up to a fourth of the width, from two seeds."""
+    monkeypatch.setattr(coordinates, "WIDTHS", (1, 4))
+    monkeypatch.setattr(coordinates, "DEPTHS", (2, 8))
+    monkeypatch.setattr(coordinates, "SEEDS", 2)
+
+
+def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
+    status = main(["action=parity", "kind=coordinates", "output=json", *words])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def grown(tree: Any, axis: str, of: str) -> dict[str, float]:
+    rows = [row for row in tree["rows"] if (row["axis"], row["of"]) == (axis, of)]
+    return {row["kind"]: row["slope"] for row in rows}
+
+
+@pytest.mark.usefixtures("few")
+def test_completep_is_flat_by_width_and_depth(capsys: pytest.CaptureFixture[str]) -> None:
+    status, tree = checked(capsys, "recipe=teuken7b", COMPLETEP, PLAIN)
+    assert (status, tree["flat"]) == (0, True)
+    assert grown(tree, "width", "start")["logits"] == pytest.approx(-0.5, abs=0.1)
+    assert sum(row["judged"] for row in tree["rows"]) == 14  # all but the logits at the start
+
+
+@pytest.mark.usefixtures("few")
+def test_the_standard_form_grows_and_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    status, tree = checked(capsys, "recipe=teuken7b")
+    assert (status, tree["flat"]) == (0, None)
+    assert min(grown(tree, "width", "change").values()) > 0.3
+    assert grown(tree, "depth", "change")["residual"] > 0.5
+
+
+@pytest.mark.usefixtures("few")
+def test_rates_that_do_not_follow_the_width_are_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("components.engine.optimizer.scale_groups", lambda *_: None)
+    assert main(["action=parity", "kind=coordinates", "recipe=teuken7b", MUP]) == 1
+    shown = capsys.readouterr().out
+    assert "NOT FLAT" in shown
+    assert "mean size of activations by depth" in shown
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("recipe=teuken7b", MUP),
+        ("recipe=teuken7b", COMPLETEP, PLAIN),
+        ("recipe=mula7b_a1b", MUP),
+        ("recipe=bloom560m", COMPLETEP, PLAIN),
+        ("recipe=olmo2_1b", MUP),
+    ],
+    ids=["dense", "depth", "experts", "biases and learned norms", "norms after"],
+)
+def test_every_family_is_flat_over_sixteen_times_the_width(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, tree = checked(capsys, *words)
+    assert (status, tree["flat"]) == (0, True), tree["rows"]
+
+
+def test_a_slope_is_the_exponent_of_a_power() -> None:
+    sizes = {64: 3.0, 128: 3.0 * 2**0.5, 256: 6.0}
+    row = Coordinates("mlp", "change", "width", sizes)
+    assert row.slope == pytest.approx(0.5)
+    assert row.growth == pytest.approx(2.0)
+    assert not row.is_flat
+    assert not Coordinates("mlp", "change", "width", {64: 1.0, 128: math.nan}).is_flat
+
+
+def test_a_wider_model_has_more_heads_of_the_same_width() -> None:
+    recipe = action.compose(read_point(["recipe=mula7b_a1b", COMPLETEP, PLAIN]))
+    base = recipe.shape.parametrization
+    assert base is not None
+    assert (base.base_dim, base.base_layers) == (recipe.shape.dim, 2)
+    wide = resized(recipe, factor=4, num_layers=3).shape
+    assert (wide.dim, wide.num_layers) == (4 * recipe.shape.dim, 3)
+    assert wide.attention.num_heads == 4 * recipe.shape.attention.num_heads
+    assert wide.attention.num_kv_heads == 4 * recipe.shape.attention.num_kv_heads
+    assert wide.attention.head_dim == recipe.shape.attention.head_dim
+    assert wide.mlp.ffn_dim == 4 * recipe.shape.mlp.ffn_dim
+    assert wide.mlp.num_experts == recipe.shape.mlp.num_experts
+
+
+def test_what_the_check_sets_itself_is_refused() -> None:
+    for word in ("precision.compute=float64", "cluster.ranks=2", "model.dropout=0.1"):
+        with pytest.raises(RecipeError, match=r"a check of coordinates sets it to"):
+            action.compose(read_point(["recipe=teuken7b", word]))

@@ -1,0 +1,77 @@
+"""What no rule of a parametrization is stated for is refused; miniatures keep its base."""
+
+from copy import deepcopy
+
+import pytest
+
+from components.config.scale_down import _narrow
+from components.config.schema.types import thaw
+from components.config.user_overrides import UserOverrides
+from components.errors import RecipeError
+from tests.components.config.test_features import compose
+from tests.components.config.test_newer_parts import LATENT
+
+ROOM = "components.model.parametrization"
+MUP = f"model.parametrization={{_target_: {ROOM}.MuP, _partial_: true, base_dim: 2048}}"
+COMPLETEP = (
+    f"model.parametrization={{_target_: {ROOM}.CompleteP, _partial_: true, base_dim: 2048, "
+    "base_layers: 8}"
+)
+PLAIN = "model.initialization.residual=plain"
+MTP = (
+    "model.mtp={_target_: components.model.mtp.MultiTokenPrediction, _partial_: true, "
+    "depth: 1, loss_weight: 0.3}"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            (MUP.replace("2048", "1000"),),
+            r"parametrization\.base_dim: 1000 of 4,096 would have 7\.8125 heads .*"
+            r"\n.*a multiple of 2048, or model\.parametrization=null",
+        ),
+        ((MUP, "model.initialization.std=fan_in"), r"initialization\.std: fan_in .*\n.*0\.02"),
+        ((COMPLETEP,), r"initialization\.residual: scaled follows the depth.*\n.*plain"),
+        (
+            (COMPLETEP, PLAIN, "model.norm_placement=after"),
+            r"model\.norm_placement: after, but depth's rule .*\n.*before",
+        ),
+        (
+            (MUP, "model.embedding_scale=sqrt_dim"),
+            r"embedding_scale: sqrt_dim grows .*\n.*none",
+        ),
+        ((MUP, *LATENT), r"key_value_rank: latent vectors have a width of their own"),
+        ((MUP, MTP), r"model\.mtp: a layer behind the last one .*\n.*model\.mtp=null"),
+        ((MUP, "optimizer=muon"), r"optimizer: its rates by width .*\n.*optimizer=adamw"),
+        ((MUP, "optimizer=adam"), r"optimizer: its rates by width .*\n.*optimizer=adamw"),
+        ((MUP.replace("2048", "0"),), r"model\.parametrization\.base_dim: 0 is out of range"),
+    ],
+)
+def test_what_has_no_rule_is_refused_with_a_way_out(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        compose("teuken7b", "scale=full", *words)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "ademamix"])
+def test_what_has_a_rule_is_taken(optimizer: str) -> None:
+    found = compose("teuken7b", "scale=full", COMPLETEP, PLAIN, f"optimizer={optimizer}")
+    base = found.shape.parametrization
+    assert base is not None
+    assert (base.base_dim, base.base_layers, base.depth_exponent) == (2_048, 8, 1.0)
+
+
+def test_a_miniature_has_the_rate_of_the_base_and_whole_heads_of_it() -> None:
+    full, small = (compose("teuken7b", f"scale={scale}", MUP) for scale in ("full", "parity"))
+    plain = compose("teuken7b", "scale=parity")
+    assert plain.optimizer["lr"] > full.optimizer["lr"]  # without a base it follows the width
+    assert small.optimizer["lr"] == full.optimizer["lr"]
+    assert not isinstance(plain.scale.shrink, str)
+    model = thaw(full.model)
+    model["parametrization"]["base_dim"] = 1_000  # of a recipe: what the user names is final
+    tree = {"model": deepcopy(model), "optimizer": {"lr": 1e-3}, "precision": {"compute": ""}}
+    _narrow(tree, plain.scale.shrink, UserOverrides([]), model)
+    assert (tree["model"]["dim"], tree["model"]["attention"]["num_kv_heads"]) == (64, 2)
+    assert tree["model"]["parametrization"]["base_dim"] == 992  # 31 times half of 64
+    assert tree["optimizer"]["lr"] == 1e-3
