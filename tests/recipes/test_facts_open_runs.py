@@ -5,6 +5,7 @@ steps that these give, not read from the recipes.
 """
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -111,6 +112,8 @@ RUNS = {
     "salamandra_2b": (512, 8_192, 3_016_817, 256),
     "salamandra_7b": (512, 8_192, 3_016_817, 512),
     "lucie_7b": (1_024, 4_096, 753_851, 512),
+    "lucie_7b_long": (128, 32_000, 1_220, 128),
+    "lucie_7b_annealed": (128, 32_000, 1_220, 128),
     "viking_7b": (1_024, 4_096, 476_838, 512),  # the last step is begun; Megatron leaves it
     "opensci_1b7": (1_024, 4_096, 71_526, 256),
     "nanochat_d20": (256, 2_048, 21_400, 8),
@@ -200,6 +203,37 @@ def test_lucies_ramp_and_rates_are_those_of_its_log(
     assert found.ramp.consumed_after(step) * found.budget.sequence_length == tokens
     schedule: Any = build(thaw(found.schedule), "schedule")
     assert found.optimizer["lr"] * schedule(tokens) == pytest.approx(logged, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "logged"),
+    [
+        ("lucie_7b_long", 25, 1.9999999494757503e-05),
+        ("lucie_7b_long", 1_220, 1.9999999494757503e-05),
+        ("lucie_7b_annealed", 25, 2.938559919130057e-05),
+        ("lucie_7b_annealed", 600, 1.5254399841069244e-05),
+        ("lucie_7b_annealed", 1_220, 1.727999965339677e-08),
+    ],
+)
+def test_lucies_later_stages_have_the_rates_of_their_logs(
+    name: str, step: int, logged: float
+) -> None:
+    found = recipe(name)
+    schedule: Any = build(thaw(found.schedule), "schedule")
+    rate = found.optimizer["lr"] * schedule(step * found.budget.global_batch_tokens)
+    assert rate == pytest.approx(logged, rel=1e-6)
+
+
+def test_lucies_later_stages_begin_with_the_weights_of_the_stage_before() -> None:
+    stages = [recipe(name) for name in ("lucie_7b", "lucie_7b_long", "lucie_7b_annealed")]
+    for before, after in pairwise(stages):
+        begins = after.parent
+        assert begins is not None
+        assert (begins.recipe, begins.takes) == (before.name, "weights")
+        assert begins.at_tokens == before.budget.total_tokens
+        assert begins.fingerprint == before.fingerprint()
+    assert stages[2].model["positions"]["base"] == 20_000_000.0
+    assert stages[2].data.shares["math_pile"] == 0.25
 
 
 def test_data_phases_begin_at_the_published_steps() -> None:
