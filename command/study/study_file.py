@@ -12,7 +12,16 @@ from typing import Any
 
 from command.arguments import ROOT
 from command.study import schema
-from command.study.schema import CitedRows, Column, Interval, ListedStudy, SearchStudy, Value
+from command.study.ladder_rule import spread_ladder
+from command.study.schema import (
+    CitedRows,
+    Column,
+    Interval,
+    LadderStudy,
+    ListedStudy,
+    SearchStudy,
+    Value,
+)
 from components.config.schema.recipe import Recipe, read_section
 from components.config.suggestions import nearest
 from components.errors import RecipeError
@@ -20,7 +29,7 @@ from components.errors import RecipeError
 SECTIONS = frozenset(Recipe.model_fields)
 # What a study may say of the machine: how much of it. The rest would reach job scripts.
 OF_CLUSTER = frozenset({"nodes", "ranks", "hours", "jobs", "smoke"})
-KINDS = ("space", "points", "grid")
+KINDS = ("space", "points", "grid", "ladder")
 MOST_POINTS = 1_000  # a grid multiplies: a stranger's could be endless
 TABLES = ROOT / "benchmarks" / "data"
 Cells = Mapping[str, str]
@@ -42,12 +51,14 @@ def check_study(tree: dict[str, Any], where: str) -> SearchStudy | ListedStudy:
         raise RecipeError(where, problem, f"keep one of {', '.join(KINDS)}")
     if given == ["grid"]:
         tree = _spread_grid(tree, where)
+    if given == ["ladder"]:
+        tree = spread_ladder(tree, where)
     study: SearchStudy | ListedStudy
     if given == ["space"]:
         study = read_section(SearchStudy, tree, where)
         mistakes = _mistakes_of_searched(study)
     else:
-        study = read_section(ListedStudy, tree, where)
+        study = read_section(LadderStudy if "ladder" in tree else ListedStudy, tree, where)
         mistakes = _mistakes_of_listed(study)
     for path, problem, remedy in itertools.chain(_mistakes(study, given[0]), mistakes):
         raise RecipeError(f"{where}.{path}", problem, remedy)
