@@ -47,12 +47,12 @@ def _said(found: LadderResult) -> "PredictedRecipe":
         unit=study.published.unit,
         convention=study.published.convention,
         notes=found.notes,
-        rows=tuple(_rows(found)),
+        rows=tuple(predicted_rows(found)),
         again=f"{command} recipe={recipe.name} cluster={recipe.cluster.name}",
     )
 
 
-def _rows(found: LadderResult) -> Iterator[tuple[str, str]]:
+def predicted_rows(found: LadderResult) -> Iterator[tuple[str, str]]:
     """Give label and text of what is predicted, the rate by the ladder's rule among it."""
     yield from tables.target_rows(found.prediction)
     rule, own = found.study.ladder.lr, found.as_json()["lr_of_recipe"]
@@ -70,7 +70,7 @@ def _print(found: LadderResult, plan: PlanResult) -> None:
     out.print(terminal_table(tables.law_grid(found.prediction.law)))
     out.print()
     recipe = f"{found.recipe.name} on {found.recipe.cluster.name}"
-    rows = [*_rows(found), *tables.plan_rows(plan)]
+    rows = [*predicted_rows(found), *tables.plan_rows(plan)]
     out.print(terminal_table(tables.pairs(recipe, rows)))
     out.print()
     for note in found.notes:
