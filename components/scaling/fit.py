@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from components.errors import RecipeError
-from components.scaling.law import Law, Runs, Values
+from components.scaling.law import LARGEST, Law, Runs, Values
 
 DELTA = 1e-3  # Huber's, of the same section
 CONSTANTS = 5
@@ -24,7 +24,7 @@ GRID = (
 )
 TRIED = 24  # of the grid, those with the least objective
 SEEN = 1e-4  # part of the loss: a term below it at all runs is none
-LARGEST = 700.0  # logarithm of a constant that a float still holds
+SMALLEST = 1e-12  # nats
 FLAT = 1e-9  # a gradient below this is none: the sum itself is about 1e-3
 
 
@@ -87,7 +87,8 @@ def check_enough(runs: Runs) -> None:
 
 def constants_of(law: Law) -> Values:
     """Return the point from which a fit of similar runs starts."""
-    return np.array([*np.log([law.A, law.B, law.E]), law.alpha, law.beta])
+    factors = np.maximum([law.A, law.B, law.E], SMALLEST)  # a loss with no floor has E = 0
+    return np.array([*np.log(factors), law.alpha, law.beta])
 
 
 def grid_starts(runs: Runs) -> list[Values]:

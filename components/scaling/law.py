@@ -5,12 +5,13 @@ are 6 N D, without embedding, head and attention: exponents depend on that conve
 """
 
 from dataclasses import dataclass
-from math import log
+from math import exp, log
 
 import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
+LARGEST = 700.0  # logarithm of a number that a float still holds
 FLOPS_PER_PARAMETER = 6  # a token's forward and backward pass
 
 
@@ -65,7 +66,10 @@ class Law:
 
     def loss(self, parameters: float, tokens: float) -> float:
         """Predict the loss in nats a token."""
-        return float(self.E + self.A / parameters**self.alpha + self.B / tokens**self.beta)
+        terms = ((self.A, self.alpha, parameters), (self.B, self.beta, tokens))
+        # In logarithms: of few runs a drawn fit may have any exponent.
+        logs = (log(factor) - exponent * log(count) for factor, exponent, count in terms)
+        return self.E + sum(exp(min(one, LARGEST)) for one in logs)
 
     @property
     def parameters_exponent(self) -> float:
@@ -80,7 +84,7 @@ class Law:
         products = log(flops / FLOPS_PER_PARAMETER)
         exponents = self.alpha + self.beta
         shift = (log(self.alpha * self.A) - log(self.beta * self.B)) / exponents
+        size = shift + self.beta / exponents * products
         return Frontier(
-            parameters=float(np.exp(shift + self.beta / exponents * products)),
-            tokens=float(np.exp(self.alpha / exponents * products - shift)),
+            parameters=exp(min(size, LARGEST)), tokens=exp(min(products - size, LARGEST))
         )

