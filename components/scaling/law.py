@@ -46,7 +46,7 @@ class Runs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frontier:
+class Optimum:
     """The model and the tokens that give the least loss for some FLOPs."""
 
     parameters: float
@@ -76,7 +76,7 @@ class Law:
         """The a of N* ~ C^a."""
         return self.beta / (self.alpha + self.beta)
 
-    def frontier(self, flops: float) -> Frontier:
+    def optimum(self, flops: float) -> Optimum:
         """Find the best model for so many FLOPs (Hoffmann et al. 2022, equation 4).
 
         In logarithms: exponents near 0 would overflow. 6 N* D* are the FLOPs again.
@@ -85,6 +85,6 @@ class Law:
         exponents = self.alpha + self.beta
         shift = (log(self.alpha * self.A) - log(self.beta * self.B)) / exponents
         size = shift + self.beta / exponents * products
-        return Frontier(
+        return Optimum(
             parameters=exp(min(size, LARGEST)), tokens=exp(min(products - size, LARGEST))
         )

@@ -71,7 +71,7 @@ class Prediction(BaseModel, frozen=True):
     runs: tuple[LadderRun, ...]
     held_out_error: float
     beyond: Beyond
-    frontier: BestSize
+    optimum: BestSize
     convention: str = CONVENTION
 
 
@@ -93,7 +93,7 @@ def predict(
 
     around = interval(drawn, lambda one: one.loss(parameters, tokens))
     runs = tuple(_compared(law, *row) for row in rows)
-    best = law.frontier(FLOPS_PER_PARAMETER * parameters * tokens)
+    best = law.optimum(FLOPS_PER_PARAMETER * parameters * tokens)
     largest = max(fitted.flops)
     return Prediction(
         parameters=parameters,
@@ -114,7 +114,7 @@ def predict(
             tokens=tokens / max(fitted.tokens),
             flops=FLOPS_PER_PARAMETER * parameters * tokens / largest,
         ),
-        frontier=BestSize(
+        optimum=BestSize(
             parameters=best.parameters,
             tokens=best.tokens,
             loss=law.loss(best.parameters, best.tokens),

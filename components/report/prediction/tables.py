@@ -42,7 +42,7 @@ def law_grid(law: FittedLaw) -> Grid:
 
 def target_rows(found: Prediction) -> list[tuple[str, str]]:
     """Return label and text of what is predicted."""
-    best, beyond = found.frontier, found.beyond
+    best, beyond = found.optimum, found.beyond
     return [
         ("loss", between(found.loss, ".3f")),
         ("parameters, tokens", f"{found.parameters:,}, {found.tokens:,}"),

@@ -128,7 +128,7 @@ def test_a_planted_law_predicts_the_large_run(
     assert found["law"]["runs"] == 8
     assert found["beyond"]["parameters"] == pytest.approx(LARGE / 58_608)
     assert found["beyond"]["flops"] == pytest.approx(LARGE * TOKENS / (58_608 * 1_758_208))
-    best = found["frontier"]
+    best = found["optimum"]
     assert best["parameters"] * best["tokens"] == pytest.approx(LARGE * TOKENS)
     assert found["lr"] == pytest.approx(0.016 * (LARGE / 14_712) ** (-1 / 3), rel=5e-3)
     assert found["lr_of_recipe"] == pytest.approx(3e-4)

@@ -54,8 +54,8 @@ def test_the_rows_are_the_plans(capfd: pytest.CaptureFixture[str]) -> None:
     assert expected == pytest.approx(bill["device_hours"], rel=1e-3)
     longest = time["step_seconds_high"] / time["step_seconds"]
     assert upper == pytest.approx(bill["device_hours"] * longest, rel=1e-3)
-    names = ("steps", "checkpoints, which stop the run", "evaluations")
-    names += ("starting jobs and handing over",)
+    names = ["steps", "checkpoints, which stop the run", "evaluations"]
+    names.append("starting jobs and handing over")
     parts = [number(found[f"of these: {name}"][0]) for name in names]
     assert sum(parts) == pytest.approx(bill["device_hours"], rel=1e-3)
     assert found["of these: failures"][0] == "not known"  # the profile has no figure

@@ -41,14 +41,14 @@ def test_the_gradient_is_that_of_differences() -> None:
         assert objective(point, runs)[1] == pytest.approx(by_differences, abs=1e-6)
 
 
-def test_the_frontier_spends_the_flops_and_nothing_beside_it_is_better() -> None:
+def test_the_optimum_spends_the_flops_and_nothing_beside_it_is_better() -> None:
     for flops in (1e18, 1e25):
-        best = PLANTED.frontier(flops)
+        best = PLANTED.optimum(flops)
         assert 6 * best.parameters * best.tokens == pytest.approx(flops, rel=1e-12)
         least = PLANTED.loss(best.parameters, best.tokens)
         for factor in (0.9, 1.1):
             assert PLANTED.loss(best.parameters * factor, best.tokens / factor) > least
-    wider = PLANTED.frontier(1e20).parameters / PLANTED.frontier(1e19).parameters
+    wider = PLANTED.optimum(1e20).parameters / PLANTED.optimum(1e19).parameters
     assert np.log10(wider) == pytest.approx(PLANTED.parameters_exponent)
 
 
@@ -56,7 +56,7 @@ def test_both_approaches_find_one_exponent() -> None:
     """Parabolas only come near the law: it is no parabola of ln N."""
     budgets, found = (1e19, 1e20, 1e21), []
     for flops in budgets:
-        sizes = PLANTED.frontier(flops).parameters * np.array([0.7, 0.85, 1.0, 1.2, 1.4])
+        sizes = PLANTED.optimum(flops).parameters * np.array([0.7, 0.85, 1.0, 1.2, 1.4])
         found.append(fitted_minimum(sizes, [PLANTED.loss(n, flops / 6 / n) for n in sizes])[0])
     assert fit_power(budgets, found).exponent == pytest.approx(
         PLANTED.parameters_exponent, abs=1e-3

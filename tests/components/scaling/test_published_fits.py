@@ -72,13 +72,13 @@ def test_five_runs_more_change_the_fit_as_they_do_elsewhere() -> None:
     assert (law.alpha, law.beta) == pytest.approx((0.3493, 0.4530), abs=1e-4)
 
 
-def test_the_frontier_at_chinchillas_flops(fitted: tuple[Runs, Law]) -> None:
-    best = fitted[1].frontier(5.76e23)
+def test_the_optimum_at_chinchillas_flops(fitted: tuple[Runs, Law]) -> None:
+    best = fitted[1].optimum(5.76e23)
     assert best.parameters == pytest.approx(73.2e9, rel=1e-3)
     assert best.tokens == pytest.approx(1.31e12, rel=2e-3)
     assert best.tokens / best.parameters == pytest.approx(17.9, abs=0.05)
     hoffmann = Law(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28, objective=0.0)
-    assert hoffmann.frontier(5.76e23).parameters == pytest.approx(32.2e9, rel=2e-3)
+    assert hoffmann.optimum(5.76e23).parameters == pytest.approx(32.2e9, rel=2e-3)
 
 
 def test_deviations_of_the_bootstrap_are_those_of_the_replication(
