@@ -4,15 +4,21 @@ The sum, not the mean, of Huber losses of logarithms is minimised: with the mean
 below an optimizer's tolerance and it stops early (Besiroglu et al. 2024, arXiv 2404.10102).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 from scipy.optimize import minimize
 
 from components.errors import RecipeError
-from components.scaling.law import LARGEST, Law, Runs, Values
+from components.scaling.law import LARGEST, Law, RunLosses, Values
 
+# Of the bootstrap: whole runs are drawn, since checkpoints of one are not independent.
+DRAWN = 200
+LEVEL = 0.90
+MOST_FAILED = 0.5  # of the draws: then the runs carry no interval
+SEED = 42
 DELTA = 1e-3  # Huber's, of the same section
 CONSTANTS = 5
 # The grid of starts of section D.2: logarithms of A, B and E, then the exponents.
@@ -28,7 +34,7 @@ SMALLEST = 1e-12  # nats
 FLAT = 1e-9  # a gradient below this is none: the sum itself is about 1e-3
 
 
-def objective(constants: Values, runs: Runs) -> tuple[float, Values]:
+def objective(constants: Values, runs: RunLosses) -> tuple[float, Values]:
     """Return the sum of Huber losses, and its gradient by the constants.
 
     These are a = ln A, b = ln B, e = ln E, alpha and beta.
@@ -51,7 +57,7 @@ def objective(constants: Values, runs: Runs) -> tuple[float, Values]:
     return float(value), np.array(gradient)
 
 
-def fit_law(runs: Runs, starts: Sequence[Values] | None = None) -> Law:
+def fit_law(runs: RunLosses, starts: Sequence[Values] | None = None) -> Law:
     """Fit the five constants; without ``starts`` from the best points of the grid.
 
     Raises:
@@ -72,7 +78,7 @@ def fit_law(runs: Runs, starts: Sequence[Values] | None = None) -> Law:
     return Law(E=float(E), A=float(A), B=float(B), alpha=alpha, beta=beta, objective=value)
 
 
-def check_enough(runs: Runs) -> None:
+def check_enough(runs: RunLosses) -> None:
     """Refuse runs that cannot tell five constants.
 
     Raises:
@@ -91,13 +97,56 @@ def constants_of(law: Law) -> Values:
     return np.array([*np.log(factors), law.alpha, law.beta])
 
 
-def grid_starts(runs: Runs) -> list[Values]:
+def grid_starts(runs: RunLosses) -> list[Values]:
     """Choose of the grid of starts the best ones by their objective."""
     every = [np.array(one, dtype=np.float64) for one in product(*GRID)]
     return sorted(every, key=lambda one: objective(one, runs)[0])[:TRIED]
 
 
-def _descend(start: Values, runs: Runs) -> tuple[float, Values]:
+def _descend(start: Values, runs: RunLosses) -> tuple[float, Values]:
     options = {"gtol": FLAT, "maxiter": 2_000}
     found = minimize(objective, start, args=(runs,), jac=True, method="BFGS", options=options)
     return float(found.fun), found.x
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnRange:
+    """FigureRange ``low`` and ``high`` lie 90 % of the drawn fits."""
+
+    low: float
+    high: float
+
+    def has(self, value: float) -> bool:
+        """Whether a value lies inside."""
+        return self.low <= value <= self.high
+
+
+def drawn_laws(runs: RunLosses, law: Law, draws: int = DRAWN, seed: int = SEED) -> list[Law]:
+    """Fit ``draws`` samples of the runs, with replacement, each from the fit of all.
+
+    Samples of too few sizes or lengths, or whose fit is no law, are drawn again. Of few runs
+    many samples have fewer that differ than constants: their fits stay near the one that they
+    start from, and the interval is too narrow.
+
+    Raises:
+        RecipeError: most samples have none.
+    """
+    generator, found, failed = np.random.default_rng(seed), list[Law](), 0
+    start = constants_of(law)
+    while len(found) < draws:
+        sample = runs[generator.integers(len(runs), size=len(runs))]
+        try:
+            found.append(fit_law(sample, [start]))
+        except RecipeError:
+            failed += 1
+        if failed > draws * MOST_FAILED / (1 - MOST_FAILED):
+            problem = f"of {len(runs)} runs most samples tell no law: there is no interval"
+            raise RecipeError("study", problem, "train more sizes and lengths")
+    return found
+
+
+def interval(laws: Sequence[Law], figure: Callable[[Law], float]) -> DrawnRange:
+    """Return between what a figure of the drawn laws lies, by percentiles."""
+    values = [figure(one) for one in laws]
+    low, high = np.percentile(values, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return DrawnRange(low=float(low), high=float(high))

@@ -16,7 +16,7 @@ FLOPS_PER_PARAMETER = 6  # a token's forward and backward pass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runs:
+class RunLosses:
     """Finished runs, a value each: ``parameters``, ``tokens`` and the ``losses`` in nats."""
 
     parameters: Values
@@ -24,7 +24,7 @@ class Runs:
     losses: Values
 
     @classmethod
-    def of(cls, rows: list[tuple[float, float, float]]) -> "Runs":
+    def of(cls, rows: list[tuple[float, float, float]]) -> "RunLosses":
         """Take rows of parameters, tokens and loss."""
         parameters, tokens, losses = np.array(rows, dtype=np.float64).reshape(-1, 3).T
         return cls(parameters=parameters, tokens=tokens, losses=losses)
@@ -32,9 +32,9 @@ class Runs:
     def __len__(self) -> int:
         return len(self.losses)
 
-    def __getitem__(self, chosen: npt.NDArray[np.intp]) -> "Runs":
+    def __getitem__(self, chosen: npt.NDArray[np.intp]) -> "RunLosses":
         """Return the runs at these places, of which some may come several times."""
-        return Runs(
+        return RunLosses(
             parameters=self.parameters[chosen],
             tokens=self.tokens[chosen],
             losses=self.losses[chosen],

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from components.scaling.fit import fit_law
-from components.scaling.law import FLOPS_PER_PARAMETER, Law, Runs
-from components.scaling.resample import DRAWN, LEVEL, drawn_laws, interval
+from components.scaling.fit import DRAWN, LEVEL, drawn_laws, fit_law, interval
+from components.scaling.law import FLOPS_PER_PARAMETER, Law, RunLosses
 
 CONVENTION = "parameters without the embedding, FLOPs 6 N D, losses in nats a token"
 
@@ -22,7 +21,7 @@ class LadderRun(BaseModel, frozen=True):
     error: float
 
 
-class Between(BaseModel, frozen=True):
+class FigureRange(BaseModel, frozen=True):
     """A figure, and what lies below and above it in the drawn fits."""
 
     value: float
@@ -33,12 +32,12 @@ class Between(BaseModel, frozen=True):
 class FittedLaw(BaseModel, frozen=True):
     """Constants of the law, ``exponent`` of the best size over FLOPs, and their intervals."""
 
-    E: Between
-    A: Between
-    B: Between
-    alpha: Between
-    beta: Between
-    exponent: Between
+    E: FigureRange
+    A: FigureRange
+    B: FigureRange
+    alpha: FigureRange
+    beta: FigureRange
+    exponent: FigureRange
     objective: float
     runs: int
     drawn: int
@@ -66,7 +65,7 @@ class Prediction(BaseModel, frozen=True):
 
     parameters: int
     tokens: int
-    loss: Between
+    loss: FigureRange
     law: FittedLaw
     runs: tuple[LadderRun, ...]
     held_out_error: float
@@ -83,13 +82,13 @@ def predict(
     Raises:
         RecipeError: the runs tell no law, or no interval.
     """
-    fitted = Runs.of([row[:3] for row in rows if not row[3]])
+    fitted = RunLosses.of([row[:3] for row in rows if not row[3]])
     law = fit_law(fitted)
     drawn = drawn_laws(fitted, law)
 
-    def between(figure: str) -> Between:
+    def between(figure: str) -> FigureRange:
         found = interval(drawn, lambda one: float(getattr(one, figure)))
-        return Between(value=getattr(law, figure), low=found.low, high=found.high)
+        return FigureRange(value=getattr(law, figure), low=found.low, high=found.high)
 
     around = interval(drawn, lambda one: one.loss(parameters, tokens))
     runs = tuple(_compared(law, *row) for row in rows)
@@ -98,7 +97,7 @@ def predict(
     return Prediction(
         parameters=parameters,
         tokens=tokens,
-        loss=Between(value=law.loss(parameters, tokens), low=around.low, high=around.high),
+        loss=FigureRange(value=law.loss(parameters, tokens), low=around.low, high=around.high),
         law=FittedLaw(
             **{key: between(key) for key in ("E", "A", "B", "alpha", "beta")},
             exponent=between("parameters_exponent"),

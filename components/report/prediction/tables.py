@@ -6,7 +6,7 @@ from components.planner.result import PlanResult
 from components.report import numbers
 from components.report.plan_tables import bill_rows
 from components.report.tables import Grid
-from components.scaling.prediction import Between, FittedLaw, Prediction
+from components.scaling.prediction import FigureRange, FittedLaw, Prediction
 
 
 def runs_grid(found: Prediction) -> Grid:
@@ -56,7 +56,7 @@ def target_rows(found: Prediction) -> list[tuple[str, str]]:
     ]
 
 
-def between(one: Between, form: str) -> str:
+def between(one: FigureRange, form: str) -> str:
     """Write a figure with its interval."""
     return f"{one.value:{form}} ({one.low:{form}} to {one.high:{form}})"
 

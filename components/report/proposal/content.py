@@ -2,38 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
+from components.data.token_file import width_of
 from components.planner.plan import Bill
 from components.planner.result import PlannedTime, PlanResult
 from components.planner.search_result import GIB
 from components.report import numbers
 from components.report.plan_tables import significant
-from components.report.proposal.storage import storage_rows
+from components.report.proposal.page import Proposal, ProposalPart, Row
 
-Row = tuple[str, str, str]
 PLAN, RECIPE = "plan", "recipe"
 NOT_KNOWN = "not known"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A heading, rows below it, and sentences below these."""
-
-    title: str
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...] = ()
-    columns: Row = ("", "value", "source")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
-    """All that the page says, in the order in which it says it."""
-
-    title: str
-    why: str
-    sections: tuple[Section, ...]
+WEIGHT_BYTES = 2  # an exported weight, in bfloat16
+TERA, GIGA = 1e12, 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +32,18 @@ class LadderSays:
 def propose(recipe: Recipe, plan: PlanResult, ladder: LadderSays | None) -> Proposal:
     """Put a proposal together from a recipe, its plan, and a ladder if there is one."""
     sections = [
-        Section(title="Model", rows=tuple(_model(recipe))),
-        Section(title="Training budget", rows=tuple(_budget(recipe))),
+        ProposalPart(title="Model", rows=tuple(_model(recipe))),
+        ProposalPart(title="Training budget", rows=tuple(_budget(recipe))),
     ]
     if ladder is not None:
         source = f"fit of the runs of {ladder.study}"
         rows = tuple((label, text, source) for label, text in ladder.rows)
-        sections.append(Section(title="Expected loss", rows=rows, notes=ladder.notes))
+        sections.append(ProposalPart(title="Expected loss", rows=rows, notes=ladder.notes))
     sections += [
         _compute(recipe, plan),
-        Section(title="Layout", rows=tuple(_layout(recipe, plan))),
-        Section(title="Storage", rows=tuple(storage_rows(recipe, plan))),
-        Section(title="Checkpoints", rows=tuple(_checkpoints(recipe, plan))),
+        ProposalPart(title="Layout", rows=tuple(_layout(recipe, plan))),
+        ProposalPart(title="Storage", rows=tuple(_storage(recipe, plan))),
+        ProposalPart(title="Checkpoints", rows=tuple(_checkpoints(recipe, plan))),
         _risks(plan),
         _sources(recipe, plan),
     ]
@@ -99,10 +83,10 @@ def _budget(recipe: Recipe) -> Iterator[Row]:
     yield "tokens a sequence", f"{budget.sequence_length:,}", RECIPE
 
 
-def _compute(recipe: Recipe, plan: PlanResult) -> Section:
+def _compute(recipe: Recipe, plan: PlanResult) -> ProposalPart:
     if plan.bill is None or plan.time is None:
         row = ("device-hours", NOT_KNOWN, "no plan: see Risks")
-        return Section(title="Computing time", rows=(row,))
+        return ProposalPart(title="Computing time", rows=(row,))
     rows = tuple(_bill(recipe, plan, plan.bill, plan.time))
     factor = plan.time.step_seconds_high / plan.time.step_seconds
     notes = [
@@ -113,7 +97,7 @@ def _compute(recipe: Recipe, plan: PlanResult) -> Section:
         notes.append(
             "No failure is in these figures: the profile does not say how often nodes fail."
         )
-    return Section(title="Computing time", rows=rows, notes=tuple(notes))
+    return ProposalPart(title="Computing time", rows=rows, notes=tuple(notes))
 
 
 def _bill(recipe: Recipe, plan: PlanResult, bill: Bill, time: PlannedTime) -> Iterator[Row]:
@@ -193,7 +177,7 @@ def _checkpoints(recipe: Recipe, plan: PlanResult) -> Iterator[Row]:
         yield "copied to", policy.copy_to, RECIPE
 
 
-def _risks(plan: PlanResult) -> Section:
+def _risks(plan: PlanResult) -> ProposalPart:
     rows = list[Row]()
     if plan.memory.verdict != "fits":
         rows.append(("memory", plan.memory.verdict.replace("_", " "), PLAN))
@@ -206,10 +190,10 @@ def _risks(plan: PlanResult) -> Section:
     ]
     columns = ("", "risk", "the way out, or why it was assumed")
     title = "Risks, and what nobody has measured"
-    return Section(title=title, rows=tuple(rows), columns=columns)
+    return ProposalPart(title=title, rows=tuple(rows), columns=columns)
 
 
-def _sources(recipe: Recipe, plan: PlanResult) -> Section:
+def _sources(recipe: Recipe, plan: PlanResult) -> ProposalPart:
     rows: Sequence[Row] = [
         (name, f"{numbers.exact(item.value)} {item.unit}", item.source)
         for name, item in recipe.published.items()
@@ -219,4 +203,39 @@ def _sources(recipe: Recipe, plan: PlanResult) -> Section:
     if fitted is not None:
         how = f"calibrated on {fitted.fitted_on}, off by a median of {fitted.median_error:.1%}"
     notes = (f"The plan: {how}.", f"Fingerprint of the recipe: {recipe.fingerprint()}.")
-    return Section(title="Published figures", rows=tuple(rows), notes=notes)
+    return ProposalPart(title="Published figures", rows=tuple(rows), notes=notes)
+
+
+def _storage(recipe: Recipe, plan: PlanResult) -> Iterator[Row]:
+    """Yield item, value and source; the sum is that of what is known."""
+    policy, total = recipe.checkpoint, recipe.budget.total_tokens
+    item = 2 if width_of(recipe.model["vocab_size"]) == "uint16" else 4
+    data = total * item
+    said = f"{item} bytes a token, each read once: less if sources are repeated"
+    yield "tokens as files, at most", _bytes(data), said
+    weights = recipe.derived.parameters.total * WEIGHT_BYTES
+    if plan.bill is None:
+        yield "a checkpoint", NOT_KNOWN, "no plan: see Risks"
+        return
+    each = plan.bill.checkpoints.bytes
+    yield "a checkpoint, with the optimizer", _bytes(each), "plan"
+    # The new one is written before an old one goes.
+    count, rule = (
+        policy.keep + 1 + policy.keep_best,
+        f"the last {policy.keep}, one being written",
+    )
+    if policy.keep_every_tokens != "none":
+        count += ceil(total / policy.keep_every_tokens)
+        rule += f", one every {policy.keep_every_tokens:,} tokens"
+    yield "checkpoints at a time", f"{count:,}: {_bytes(count * each)}", f"recipe: {rule}"
+    yield "weights at the end", _bytes(weights), f"{WEIGHT_BYTES} bytes a parameter"
+    several = 0
+    if policy.weights_every_tokens != "none":
+        several = ceil(total / policy.weights_every_tokens) * weights
+        said = f"recipe: every {policy.weights_every_tokens:,} tokens"
+        yield "weights that stay", _bytes(several), said
+    yield "sum", _bytes(data + count * each + weights + several), "the rows above"
+
+
+def _bytes(count: float) -> str:
+    return f"{count / TERA:,.2f} TB" if count >= TERA else f"{count / GIGA:,.1f} GB"

@@ -1,11 +1,32 @@
 """A proposal as Markdown, and as one self-contained HTML file of the same rows."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from components.report.pages import set_page, write_page
-from components.report.proposal.content import Proposal, Section
 from components.report.tables import Grid
+
+Row = tuple[str, str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposalPart:
+    """A heading, rows below it, and sentences below these."""
+
+    title: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    columns: Row = ("", "value", "source")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """All that the page says, in the order in which it says it."""
+
+    title: str
+    why: str
+    sections: tuple[ProposalPart, ...]
 
 
 def write_proposal(proposal: Proposal, destination: Path) -> Path:
@@ -39,7 +60,7 @@ def _body(proposal: Proposal) -> Iterator[str]:
     yield ""
 
 
-def _table(section: Section) -> Iterator[str]:
+def _table(section: ProposalPart) -> Iterator[str]:
     if not section.rows:
         yield "None."
         return

@@ -13,8 +13,8 @@ from command.main import main
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
-from components.report.proposal.content import Proposal, Section, propose
-from components.report.proposal.page import markdown
+from components.report.proposal.content import propose
+from components.report.proposal.page import Proposal, ProposalPart, markdown
 from tests.command.study.test_ladder import PREDICT, ladder
 
 __all__ = ["ladder"]  # the fixture: finished runs of a planted law
@@ -127,9 +127,9 @@ def test_a_machine_that_nobody_measured_has_no_bill(folder: Path) -> None:
 
 def test_words_of_others_end_no_cell() -> None:
     row = ("a|b", "<i>*c*\nd", "`e`")
-    section = Section(title="T", rows=(row,))
+    section = ProposalPart(title="T", rows=(row,))
     said = markdown(
-        Proposal(title="T", why="w", sections=(section, Section(title="U", rows=())))
+        Proposal(title="T", why="w", sections=(section, ProposalPart(title="U", rows=())))
     )
     assert r"| a\|b | \<i\>\*c\* d | \`e\` |" in said
     assert "## U\n\nNone." in said

@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.scaling.fit import fit_law, objective
+from components.scaling.fit import drawn_laws, fit_law, objective
 from components.scaling.isoflop import fit_power
-from components.scaling.law import Law, Runs
-from components.scaling.resample import drawn_laws
+from components.scaling.law import Law, RunLosses
 
 DATA = Path(__file__).parent / "data"
 
@@ -19,24 +18,26 @@ def rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def chinchilla(*, every: bool = False) -> Runs:
+def chinchilla(*, every: bool = False) -> RunLosses:
     """The points of Besiroglu et al. 2024; their fit drops the five largest losses."""
     found = [
         (n := float(row["parameters"]), float(row["training_flop"]) / 6 / n, float(row["loss"]))
         for row in rows("chinchilla_points")
     ]
     cut = np.inf if every else sorted(loss for *_, loss in found)[-5]
-    return Runs.of([one for one in found if one[-1] < cut])
+    return RunLosses.of([one for one in found if one[-1] < cut])
 
 
 @pytest.fixture(scope="module")
-def fitted() -> tuple[Runs, Law]:
+def fitted() -> tuple[RunLosses, Law]:
     runs = chinchilla()
     assert len(runs) == 240
     return runs, fit_law(runs)
 
 
-def test_the_minimum_is_that_which_the_replication_prints(fitted: tuple[Runs, Law]) -> None:
+def test_the_minimum_is_that_of_the_replication(
+    fitted: tuple[RunLosses, Law],
+) -> None:
     _, law = fitted
     assert law.objective == pytest.approx(0.0010182740, abs=1e-9)
     found = (law.E, law.alpha, law.beta)
@@ -45,7 +46,7 @@ def test_the_minimum_is_that_which_the_replication_prints(fitted: tuple[Runs, La
     assert factors == pytest.approx((477.83, 2143.4), rel=1e-3)
 
 
-def test_the_published_constants_are_within_5_per_cent(fitted: tuple[Runs, Law]) -> None:
+def test_the_published_constants_are_within_5_per_cent(fitted: tuple[RunLosses, Law]) -> None:
     """Their fit has a scale of the density beside the five constants."""
     _, law = fitted
     found = (law.A, law.B, law.E, law.alpha, law.beta)
@@ -72,7 +73,7 @@ def test_five_runs_more_change_the_fit_as_they_do_elsewhere() -> None:
     assert (law.alpha, law.beta) == pytest.approx((0.3493, 0.4530), abs=1e-4)
 
 
-def test_the_optimum_at_chinchillas_flops(fitted: tuple[Runs, Law]) -> None:
+def test_the_optimum_at_chinchillas_flops(fitted: tuple[RunLosses, Law]) -> None:
     best = fitted[1].optimum(5.76e23)
     assert best.parameters == pytest.approx(73.2e9, rel=1e-3)
     assert best.tokens == pytest.approx(1.31e12, rel=2e-3)
@@ -82,7 +83,7 @@ def test_the_optimum_at_chinchillas_flops(fitted: tuple[Runs, Law]) -> None:
 
 
 def test_deviations_of_the_bootstrap_are_those_of_the_replication(
-    fitted: tuple[Runs, Law],
+    fitted: tuple[RunLosses, Law],
 ) -> None:
     """Of 4,000 bootstraps they print 0.0257, 0.0154 and 0.0206."""
     laws = drawn_laws(*fitted)
@@ -129,7 +130,7 @@ def test_olmos_ladder_predicts_what_its_authors_predict(
     def point(row: dict[str, str]) -> tuple[float, float, float]:
         return float(row["parameters"]), float(row["tokens"]), float(row[f"{column}_ma5"])
 
-    law = fit_law(Runs.of([point(row) for row in table if row["role"] == "fit"]))
+    law = fit_law(RunLosses.of([point(row) for row in table if row["role"] == "fit"]))
     found = (np.log(law.A), np.log(law.B), law.alpha, law.beta, law.E)
     assert found == pytest.approx(constants, abs=1.5e-4)
     (largest,) = [point(row) for row in table if row["model"] == "13B-5T"]
