@@ -176,6 +176,7 @@ class Options:
     force: Annotated[Flag, "submit what does not fit; cancel: end jobs unsaved"] = False
     at_most: Annotated[Limit, "runs queued at a time"] = None
     output: Annotated[Output, "text, or one JSON object: json"] = "text"
+    study: Annotated[Text, "with -m: the points of a study; else a ladder that is read"] = None
 
 
 def choices_of(option: str) -> tuple[str, ...]:
@@ -193,7 +194,6 @@ _DECLARED = {
 READERS: dict[str, Reader] = {name: read for name, (read, _) in _DECLARED.items()}
 OPTIONS: dict[str, str] = {
     **{name: explained for name, (_, explained) in _DECLARED.items()},
-    "study": "with -m: the points of a study",
     f"{SITE}*": "your own side of a cluster, as site.account",
 }
 # Taken as they stand: a URL is no YAML, and a path may hold signs of Hydra's grammar.

@@ -64,6 +64,8 @@ WAYS = (
     Way("plan", f"{_RECIPE} at_most output study", OF_STUDY),
     Way("plan", f"{_RECIPE} calibrate output", "calibrate"),
     Way("plan", f"{_RECIPE} file output"),
+    Way("predict", f"{_RECIPE} run file output study"),
+    Way("propose", f"{_RECIPE} run file study"),
     Way("dryrun", f"{_RECIPE} output"),
     Way("parity", f"{_RECIPE} kind output", "kind"),
     Way("parity", f"{_RECIPE} layouts output"),

@@ -16,6 +16,7 @@ Point = Mapping[str, Value]
 RECIPE, TOKENIZER = "recipe", "tokenizer"  # the names without a dot that a point may set
 CHOSEN = (RECIPE, TOKENIZER)
 TRAINED_ON = "trained_on"  # of a study of tokenizers: a source of the data, or all
+PARAMETERS = "non_embedding"  # parameters of a ladder's size, without the embedding
 OUT_OF_MEMORY = "OOM"
 CSV_NAME = r"^[\w-]+\.csv$"  # a name, no path: the folder is not the file's to choose
 
@@ -172,6 +173,48 @@ class ListedStudy(Study):
         """Whether a figure of a plan is shown."""
         shown = (self.objective.planned, *(one.planned for one in self.columns.values()))
         return any(shown)
+
+
+class RateRule(Section):
+    """Learning rate by size: ``base`` times (N / ``at_parameters``) ** ``exponent``."""
+
+    base: PositiveFloat
+    at_parameters: PositiveInt
+    exponent: float
+
+    def at(self, parameters: float) -> float:
+        """Return the rate of a model of so many parameters, without the embedding."""
+        return float(self.base * (parameters / self.at_parameters) ** self.exponent)
+
+
+class WarmupRule(Section):
+    """The schedule's key, and which part of a run's tokens it is."""
+
+    key: str
+    fraction: Annotated[float, Field(gt=0, lt=1)]
+
+
+class LadderRule(Section):
+    """Small runs whose law predicts a large one: each of ``sizes`` at each length.
+
+    Sizes are keys of the recipe and ``non_embedding``, the parameters that these give;
+    the largest is no part of the fit and checks it.
+    """
+
+    sizes: Annotated[tuple[FrozenMapping[Value], ...], Field(strict=False, min_length=4)]
+    tokens_per_parameter: Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)]
+    lr: RateRule
+    warmup: WarmupRule
+
+
+class LadderStudy(ListedStudy):
+    """Points by the rule ``ladder``; what is measured is a loss in nats a token."""
+
+    ladder: LadderRule
+
+    def is_held_out(self, point: Point) -> bool:
+        """Whether a point is of the largest size."""
+        return point[PARAMETERS] == self.ladder.sizes[-1][PARAMETERS]
 
 
 def has_values(point: Point, at: Point) -> bool:

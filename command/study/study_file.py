@@ -12,7 +12,17 @@ from typing import Any
 
 from command.arguments import ROOT
 from command.study import schema
-from command.study.schema import CitedRows, Column, Interval, ListedStudy, SearchStudy, Value
+from command.study.schema import (
+    PARAMETERS,
+    CitedRows,
+    Column,
+    Interval,
+    LadderRule,
+    LadderStudy,
+    ListedStudy,
+    SearchStudy,
+    Value,
+)
 from components.config.schema.recipe import Recipe, read_section
 from components.config.schema.types import fields_of
 from components.config.suggestions import nearest
@@ -21,9 +31,15 @@ from components.errors import RecipeError
 SECTIONS = frozenset(fields_of(Recipe))
 # What a study may say of the machine: how much of it. The rest would reach job scripts.
 OF_CLUSTER = frozenset({"nodes", "ranks", "hours", "jobs", "smoke"})
-KINDS = ("space", "points", "grid")
+KINDS = ("space", "points", "grid", "ladder")
 MOST_POINTS = 1_000  # a grid multiplies: a stranger's could be endless
 TABLES = ROOT / "benchmarks" / "data"
+RATIO, TOTAL, BATCH = (
+    "tokens_per_parameter",
+    "budget.total_tokens",
+    "budget.global_batch_tokens",
+)
+RATE = "optimizer.lr"
 Cells = Mapping[str, str]
 Mistakes = Iterator[tuple[str, str, str]]  # path, problem and remedy
 
@@ -43,12 +59,14 @@ def check_study(tree: dict[str, Any], where: str) -> SearchStudy | ListedStudy:
         raise RecipeError(where, problem, f"keep one of {', '.join(KINDS)}")
     if given == ["grid"]:
         tree = _spread_grid(tree, where)
+    if given == ["ladder"]:
+        tree = spread_ladder(tree, where)
     study: SearchStudy | ListedStudy
     if given == ["space"]:
         study = read_section(SearchStudy, tree, where)
         mistakes = _mistakes_of_searched(study)
     else:
-        study = read_section(ListedStudy, tree, where)
+        study = read_section(LadderStudy if "ladder" in tree else ListedStudy, tree, where)
         mistakes = _mistakes_of_listed(study)
     for path, problem, remedy in itertools.chain(_mistakes(study, given[0]), mistakes):
         raise RecipeError(f"{where}.{path}", problem, remedy)
@@ -285,3 +303,50 @@ def _value(cell: str) -> int | float | str:
     except ValueError:
         return cell
     return int(number) if number.is_integer() else number
+
+
+def spread_ladder(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Add ``points`` to a ladder's file; lengths are whole steps, the shortest first.
+
+    Raises:
+        RecipeError: the rule lacks something, or its sizes do not rise.
+    """
+    place = f"{where}.ladder"
+    if not isinstance(tree["ladder"], dict):
+        raise RecipeError(place, f"{tree['ladder']!r} is no mapping", "see studies/ladder.yaml")
+    rule = read_section(LadderRule, tree["ladder"], place)
+    counts = [size.get(PARAMETERS) for size in rule.sizes]
+    whole = [one for one in counts if type(one) is int and one > 0]
+    if len(whole) < len(counts) or any(
+        one >= other for one, other in itertools.pairwise(whole)
+    ):
+        remedy = f"write {PARAMETERS}: N in each, smallest first"
+        problem = f"{counts} are no rising numbers of parameters"
+        raise RecipeError(f"{place}.sizes", problem, remedy)
+    fixed = tree.get("set")
+    step = fixed.get(BATCH) if isinstance(fixed, dict) else None
+    if type(step) is not int or step < 1:
+        remedy = f"write set: {{{BATCH}: 512}}"
+        raise RecipeError(
+            f"{where}.set", f"a ladder's lengths are whole steps of {BATCH}", remedy
+        )
+    points = [
+        _point(rule, size, count, ratio, step)
+        for size, count in zip(rule.sizes, whole, strict=True)
+        for ratio in rule.tokens_per_parameter
+    ]
+    return {**tree, "points": points}
+
+
+def _point(
+    rule: LadderRule, size: Mapping[str, Value], count: int, ratio: int, step: int
+) -> dict[str, Value]:
+    steps = max(1, round(ratio * count / step))
+    warmup = max(1, round(rule.warmup.fraction * steps)) * step
+    return {
+        **size,
+        RATIO: ratio,
+        TOTAL: steps * step,
+        RATE: float(f"{rule.lr.at(count):.3g}"),
+        rule.warmup.key: warmup,
+    }

@@ -51,6 +51,7 @@ class EnvironmentRecord(RunRecord):
 class _Parameters(RunRecord):
     total: Annotated[int, Field(gt=0)]
     active: int | None = None
+    embedding: Natural | None = None
 
 
 class DerivedRecord(RunRecord):

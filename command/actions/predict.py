@@ -1,0 +1,77 @@
+"""Predict a large run from a ladder of small ones: its loss and rate, beside its bill."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from command.arguments import Arguments
+from command.compose import compose_recipe
+from command.outcome import print_result
+from command.study.ladder import LadderResult, read_ladder
+from components.planner.plan import plan_recipe
+from components.planner.result import PlanResult, plan_result
+from components.report.pages import check_destination, check_plotly
+from components.report.prediction import tables
+from components.report.tables import terminal_table
+from components.terminal import console, say, tell
+
+if TYPE_CHECKING:
+    from components.report.prediction.page import PredictedRecipe
+
+WIDTH = 130
+
+
+def run(arguments: Arguments) -> None:
+    """Print what ``study=`` says of the recipe, and write its page into ``file=FILE``."""
+    if arguments.file is not None:
+        check_plotly("file")
+        check_destination(arguments.file)
+    recipe = compose_recipe(arguments)
+    found = read_ladder(arguments, recipe)
+    plan = plan_result(recipe, plan_recipe(recipe))
+    tree = {**found.as_json(), "plan": plan.as_json()["bill"]}
+    print_result(arguments.output, tree, lambda: _print(found, plan))
+    if arguments.file is not None:
+        from components.report.prediction.page import write_prediction
+
+        page = write_prediction(_said(found), found.prediction, found.law, plan, arguments.file)
+        (say if arguments.output == "json" else tell)(str(page))
+
+
+def _said(found: LadderResult) -> "PredictedRecipe":
+    from components.report.prediction.page import PredictedRecipe
+
+    recipe, study = found.recipe, found.study
+    command = f"python run.py action=predict study={study.name}"
+    return PredictedRecipe(
+        title=f"{recipe.name} on {recipe.cluster.name}, predicted by {study.name}",
+        unit=study.published.unit,
+        convention=study.published.convention,
+        notes=found.notes,
+        rows=tuple(predicted_rows(found)),
+        again=f"{command} recipe={recipe.name} cluster={recipe.cluster.name}",
+    )
+
+
+def predicted_rows(found: LadderResult) -> Iterator[tuple[str, str]]:
+    """Give label and text of what is predicted, the rate by the ladder's rule among it."""
+    yield from tables.target_rows(found.prediction)
+    rule, own = found.study.ladder.lr, found.as_json()["lr_of_recipe"]
+    said = f"{found.lr:.3g}, {rule.base:g} (N / {rule.at_parameters:,})^{rule.exponent:.3g}"
+    yield "rate by the ladder's rule", said + (f"; the recipe has {own:.3g}" if own else "")
+
+
+def _print(found: LadderResult, plan: PlanResult) -> None:
+    out = console(width=WIDTH)
+    out.print(f"{found.study.figure.title}: {found.prediction.convention}")
+    out.print(f"loss: {found.study.published.convention}")
+    out.print()
+    out.print(terminal_table(tables.runs_grid(found.prediction)))
+    out.print()
+    out.print(terminal_table(tables.law_grid(found.prediction.law)))
+    out.print()
+    recipe = f"{found.recipe.name} on {found.recipe.cluster.name}"
+    rows = [*predicted_rows(found), *tables.plan_rows(plan)]
+    out.print(terminal_table(tables.pairs(recipe, rows)))
+    out.print()
+    for note in found.notes:
+        out.print(note)

@@ -1,0 +1,36 @@
+"""Write a page for a proposal of computing time: the planned run, every number with source."""
+
+from command.actions.predict import predicted_rows
+from command.arguments import Arguments
+from command.compose import compose_recipe
+from command.study.ladder import read_ladder
+from components.errors import RecipeError
+from components.planner.plan import plan_recipe
+from components.planner.result import plan_result
+from components.report.pages import check_destination, check_plotly
+from components.report.proposal.content import LadderSays, propose
+from components.report.proposal.page import markdown, write_proposal
+from components.terminal import tell
+
+SUFFIXES = (".md", ".html")
+
+
+def run(arguments: Arguments) -> None:
+    """Write ``file=FILE.md`` or ``file=FILE.html``, else print Markdown."""
+    if (file := arguments.file) is not None:
+        if file.suffix not in SUFFIXES:
+            problem = f"{file.name} is neither Markdown nor HTML"
+            raise RecipeError("file", problem, "write file=NAME.md or file=NAME.html")
+        check_destination(file)
+        if file.suffix == ".html":
+            check_plotly("file")
+    if arguments.run is not None and arguments.study is None:
+        raise RecipeError("run", "no ladder is named whose runs lie there", "add study=ladder")
+    recipe = compose_recipe(arguments)
+    ladder = None
+    if arguments.study is not None:
+        found = read_ladder(arguments, recipe)
+        rows = tuple(predicted_rows(found))
+        ladder = LadderSays(study=found.study.name, rows=rows, notes=found.notes)
+    proposal = propose(recipe, plan_result(recipe, plan_recipe(recipe)), ladder)
+    tell(markdown(proposal) if file is None else str(write_proposal(proposal, file)))

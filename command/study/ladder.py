@@ -1,0 +1,130 @@
+"""A ladder's finished runs, and what their law says of a recipe at its own size."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from command.arguments import Arguments
+from command.study import runs
+from command.study.request import StudyRequest, ask
+from command.study.schema import PARAMETERS, LadderStudy, Point
+from components.config.schema.recipe import Recipe, read_recipe
+from components.errors import RecipeError
+from components.run.records import DerivedRecord, read_record
+from components.scaling.law import Law
+from components.scaling.prediction import Prediction, predict
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderResult:
+    """A ladder, what it predicts of ``recipe``, the rate by its rule, and what limits both."""
+
+    study: LadderStudy
+    recipe: Recipe
+    prediction: Prediction
+    law: Law
+    lr: float
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the tree that ``output=json`` promises."""
+        return {
+            "study": self.study.name,
+            "recipe": self.recipe.name,
+            "cluster": self.recipe.cluster.name,
+            **self.prediction.model_dump(mode="json"),
+            "lr": self.lr,
+            "lr_of_recipe": _rate_of(self.recipe),
+            "notes": self.notes,
+        }
+
+
+def read_ladder(arguments: Arguments, recipe: Recipe) -> LadderResult:
+    """Fit the runs of ``study=``, which lie where it left them or in ``run=``.
+
+    Raises:
+        RecipeError: there is no such ladder, runs are missing, or they tell no law.
+    """
+    if arguments.study is None:
+        raise RecipeError("study", "no ladder is named", "write study=ladder")
+    words = [f"study={arguments.study}", "action=report"]
+    asked = ask(words if arguments.run is None else [*words, f"run={arguments.run}"])
+    study = asked.study
+    if not isinstance(study, LadderStudy):
+        remedy = "write study=ladder, or a file with ladder: (docs/scaling.md)"
+        raise RecipeError("study", f"{study.name} is no ladder", remedy)
+    rows = finished_runs(asked, study)
+    active, tokens = non_embedding(recipe), recipe.budget.total_tokens
+    prediction, law = predict(rows, active, tokens)
+    small = read_recipe(asked.folder_of(study.points[-1]) / "recipe.json")
+    return LadderResult(
+        study=study,
+        recipe=recipe,
+        prediction=prediction,
+        law=law,
+        lr=float(f"{study.ladder.lr.at(active):.3g}"),
+        notes=tuple(_notes(recipe, small, prediction, study)),
+    )
+
+
+def non_embedding(recipe: Recipe) -> int:
+    """Count the parameters that a token uses, without the embedding and an untied head."""
+    counted = recipe.derived.parameters
+    return counted.active - counted.embedding
+
+
+def finished_runs(
+    asked: StudyRequest, study: LadderStudy
+) -> list[tuple[int, int, float, bool]]:
+    """List parameters, tokens and loss of each run, and whether it is held out of the fit.
+
+    Raises:
+        RecipeError: some have not finished, or a size is not what the file says.
+    """
+    ended = [runs.result_in(asked, point) for point in study.points]
+    done = [one for one in ended if one is not None and one.figure is not None]
+    if len(done) < len(study.points):
+        problem = f"{len(done)} of {len(study.points)} runs of {study.name} have a loss in"
+        remedy = f"train them: python run.py -m study={study.name}; or name their run=FOLDER"
+        raise RecipeError("study", f"{problem} {asked.folder}", remedy)
+    return [
+        (
+            _checked_size(asked.folder_of(point), point),
+            int(one.found["tokens"]),
+            float(one.figure or 0.0),
+            study.is_held_out(point),
+        )
+        for point, one in zip(study.points, done, strict=True)
+    ]
+
+
+def _checked_size(run: Path, point: Point) -> int:
+    """Compare what the run counted with what the ladder's file says."""
+    stated = int(point[PARAMETERS])
+    counted = read_record(run / "derived.json", DerivedRecord).parameters
+    found = (counted.active or counted.total) - (counted.embedding or 0)
+    if found != stated:
+        problem = f"{stated:,} parameters without the embedding, but {run.name} has {found:,}"
+        raise RecipeError("study.ladder.sizes", problem, f"write {PARAMETERS}: {found}")
+    return found
+
+
+def _rate_of(recipe: Recipe) -> float | None:
+    return recipe.optimizer.get("lr")
+
+
+def _notes(recipe: Recipe, small: Recipe, found: Prediction, study: LadderStudy) -> list[str]:
+    """Say what a reader has to know before the figure is used."""
+    beyond = found.beyond
+    notes = [
+        f"extrapolated: {beyond.flops:.3g} times the FLOPs of the largest fitted run "
+        f"({beyond.parameters:.3g} times its parameters, {beyond.tokens:.3g} its tokens)",
+        "the interval is of the fit alone: it knows no error of the law's form beyond the runs",
+    ]
+    if small.model["vocab_size"] != recipe.model["vocab_size"]:
+        notes.append(
+            f"losses compare only with the same tokenizer and text: this one is of "
+            f"{small.model['vocab_size']:,} pieces ({study.objective.measured}), "
+            f"{recipe.name} has {recipe.model['vocab_size']:,}"
+        )
+    return notes

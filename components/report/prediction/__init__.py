@@ -1,0 +1,1 @@
+"""What small runs predict of a large one, as tables and as a page."""

@@ -1,0 +1,147 @@
+"""Proposals: every row is the plan's or the recipe's, in Markdown and in HTML alike."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from command.actions.propose import run
+from command.arguments import read_point
+from command.compose import compose_recipe
+from command.main import main
+from components.errors import RecipeError
+from components.planner.plan import plan_recipe
+from components.planner.result import plan_result
+from components.report.proposal.content import propose
+from components.report.proposal.page import Proposal, ProposalPart, markdown
+from tests.command.study.test_ladder import PREDICT, ladder
+
+__all__ = ["ladder"]  # the fixture: finished runs of a planted law
+WORDS = ("recipe=teuken7b", "cluster=juwels")
+ROW = re.compile(r"^\| (\S.*?) \| (.*?) \| (.*) \|$", re.M)
+
+
+def rows(text: str) -> dict[str, tuple[str, str]]:
+    """Give value and source by item: the first of a name, which sections of figures have."""
+    found: dict[str, tuple[str, str]] = {}
+    for item, value, source in ROW.findall(text):
+        found.setdefault(item, (value, source))
+    return found
+
+
+def number(text: str) -> float:
+    found = re.search(r"[\d,.]+\d|\d", text)
+    assert found is not None
+    return float(found[0].replace(",", ""))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_rows_are_the_plans(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["action=plan", "output=json", *WORDS]) == 0
+    plan = json.loads(capfd.readouterr().out)
+    assert main(["action=propose", *WORDS]) == 0
+    found = rows(capfd.readouterr().out)
+    bill, time = plan["bill"], plan["time"]
+    expected, upper = (
+        number(found[f"device-hours, {name}"][0]) for name in ("expected", "upper end")
+    )
+    assert expected == pytest.approx(bill["device_hours"], rel=1e-3)
+    longest = time["step_seconds_high"] / time["step_seconds"]
+    assert upper == pytest.approx(bill["device_hours"] * longest, rel=1e-3)
+    names = ["steps", "checkpoints, which stop the run", "evaluations"]
+    names.append("starting jobs and handing over")
+    parts = [number(found[f"of these: {name}"][0]) for name in names]
+    assert sum(parts) == pytest.approx(bill["device_hours"], rel=1e-3)
+    assert found["of these: failures"][0] == "not known"  # the profile has no figure
+    assert number(found["core-h, expected"][0]) == pytest.approx(bill["site_units"], rel=1e-3)
+    energy = number(found["energy of the devices"][0])
+    assert energy == pytest.approx(bill["energy_kwh"], rel=1e-3)
+    assert found["parameters"][0] == "7,452,725,248"
+    assert "index of the v0.4 checkpoint" in found["parameters"][1]
+
+
+def test_storage_is_tokens_checkpoints_and_weights(capfd: pytest.CaptureFixture[str]) -> None:
+    """250,680 pieces need four bytes; two checkpoints are kept while a third is written."""
+    assert main(["action=propose", *WORDS]) == 0
+    found = rows(capfd.readouterr().out)
+    assert found["tokens as files, at most"][0] == "24.00 TB"
+    each = number(found["a checkpoint, with the optimizer"][0])
+    assert found["checkpoints at a time"][0].startswith("3: ")
+    assert number(found["checkpoints at a time"][0][3:]) == pytest.approx(3 * each, abs=0.2)
+    assert number(found["weights at the end"][0]) == pytest.approx(14.9)
+    more = ("checkpoint.keep_every_tokens=1_000_000_000_000", "checkpoint.keep_best=1")
+    weights = "checkpoint.weights_every_tokens=500_000_000_000"
+    assert main(["action=propose", *WORDS, *more, weights, "checkpoint.copy_to=/archive"]) == 0
+    found = rows(capfd.readouterr().out)
+    assert found["checkpoints at a time"][0].startswith("10: ")
+    assert number(found["weights that stay"][0]) == pytest.approx(12 * 14.905, rel=1e-3)
+    assert found["copied to"][0] == "/archive"
+    assert found["kept for good"][0] == "every 1,000,000,000,000 tokens"
+
+
+def test_failures_that_the_profile_knows_are_in_the_bill(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    own = "cluster.failures.node_hours_between=50000"
+    assert main(["action=propose", *WORDS, own]) == 0
+    said = capfd.readouterr().out
+    assert number(rows(said)["of these: failures"][0]) > 0
+    assert number(rows(said)["failures to expect"][0]) == pytest.approx(3.5, abs=0.3)
+    assert "No failure is in these figures" not in said
+
+
+def test_both_forms_have_the_same_cells(folder: Path) -> None:
+    for name in ("page.md", "page.html"):
+        run(read_point(["action=propose", *WORDS, f"file={folder / name}"]))
+    text, page = ((folder / f"page.{kind}").read_text("utf-8") for kind in ("md", "html"))
+    for item, (value, _) in rows(text).items():
+        assert f">{item.replace(chr(92), '')}</th>" in page
+        assert value.replace("\\", "").split(" ")[0] in page
+    assert "<title>Computing time for teuken7b on juwels</title>" in page
+
+
+def test_a_ladders_prediction_is_a_section(
+    ladder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["action=propose", *PREDICT[1:], f"run={ladder}"]) == 0
+    said = capfd.readouterr().out
+    assert "## Expected loss" in said
+    assert "fit of the runs of ladder" in rows(said)["loss"][1]
+    assert "extrapolated: " in said
+
+
+def test_a_machine_that_nobody_measured_has_no_bill(folder: Path) -> None:
+    recipe = compose_recipe(read_point(["action=propose", *WORDS]))
+    plan = plan_result(recipe, plan_recipe(recipe)).model_copy(
+        update={"time": None, "bill": None}
+    )
+    found = rows(markdown(propose(recipe, plan, None)))
+    assert found["device-hours"][0] == found["a checkpoint"][0] == "not known"
+
+
+def test_words_of_others_end_no_cell() -> None:
+    row = ("a|b", "<i>*c*\nd", "`e`")
+    section = ProposalPart(title="T", rows=(row,))
+    said = markdown(
+        Proposal(title="T", why="w", sections=(section, ProposalPart(title="U", rows=())))
+    )
+    assert r"| a\|b | \<i\>\*c\* d | \`e\` |" in said
+    assert "## U\n\nNone." in said
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["file=page.txt"], "neither Markdown nor HTML"),
+        (["run=somewhere"], "no ladder is named"),
+    ],
+)
+def test_what_would_be_no_page_is_refused(words: list[str], problem: str) -> None:
+    with pytest.raises(RecipeError, match=problem):
+        run(read_point(["action=propose", *WORDS, *words]))
