@@ -301,15 +301,14 @@ def nanochat() -> Section:
     heads = {"num_kv_heads": 3, "qk_norm": bare, "qk_norm_over": "each_head"}
     plain = {"activation": "relu_squared", "gated": False}
     section = _section(positions=ROTARY, norm=bare, mlp=plain, attention=heads)
-    section |= {"embedding_norm": bare, "logit_cap": 3.0}
-    return section | {"tied_embeddings": False}
+    return section | {"embedding_norm": bare, "logit_cap": 3.0, "tied_embeddings": False}
 
 
 def nanochat_with_biases() -> Section:
     """Slowed, tied, without a cap."""
     section = _slowed(nanochat(), "LinearScaling") | {"logit_cap": None}
-    section["attention"] |= {"bias": True}
-    return section | {"tied_embeddings": True}
+    section["attention"]["bias"] = section["tied_embeddings"] = True
+    return section
 
 
 def apertus_slowed() -> Section:
