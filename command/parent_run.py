@@ -1,6 +1,6 @@
 """The parent of a run: found in its folder or by its recipe, and settled into the tree."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,12 @@ def settle_parent(
     if tree.get(PARENT) is None:
         tree.pop(PARENT, None)
         return None
+    if not isinstance(tree[PARENT], Mapping):
+        problem, remedy = (
+            "write keys and values below it",
+            "as from.run=FOLDER from.with=weights",
+        )
+        raise RecipeError(PARENT, f"{tree[PARENT]!r} is no section", f"{problem}, {remedy}")
     begins = read_section(Parent, tree[PARENT], PARENT)
     tree[PARENT] = begins.model_dump(mode="json")
     if begins.run is None and begins.recipe is None:

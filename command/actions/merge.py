@@ -32,7 +32,7 @@ def run(arguments: Arguments) -> None:
     source, recipe = open_run(arguments.run, arguments.values)
     parts = coefficients(arguments.average, count, arguments.ema_decay)
     chosen = last_checkpoints(source.checkpoints, count, arguments.at_tokens)
-    for warning in _warnings(recipe, tokens_of(chosen[0]), tokens_of(chosen[-1])):
+    for warning in warnings_between(recipe, tokens_of(chosen[0]), tokens_of(chosen[-1])):
         say(f"warning: {warning}")
     merged = check_whole(chosen, parts, recipe.fingerprint())
     folder = create_run_folder(recipe, target)
@@ -58,13 +58,13 @@ def _asked(arguments: Arguments) -> tuple[int, Path]:
     return arguments.last, arguments.file
 
 
-def _warnings(recipe: Recipe, first: int, last: int) -> Sequence[str]:
+def warnings_between(recipe: Recipe, first: int, last: int) -> list[str]:
     """Say what changed between the oldest and the newest: an average mixes both sides."""
     data = [recipe.clock.token_at(sample) for sample, _, _ in recipe.data_phases]
     spans = [span.first_token for span in recipe.clock.spans]
     return [
         f"{what} changes after {token:,} tokens, between the first of these and the last"
-        for what, tokens in (("the mixture", data), ("a phase of the run", spans))
+        for what, tokens in (("the mixture", data[1:]), ("a phase", spans[1:]))
         for token in tokens
         if first < token < last
     ]

@@ -226,8 +226,12 @@ def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str
                 "phases": "set phases={}",
             },
         ),
+        (
+            ("from.recipe=playbook1b", "from.with=weights", "model.tied_embeddings=true"),
+            {"from": "export the parent"},
+        ),
     ],
-    ids=["mathematics", "stages", "copies", "optimizer", "targets and phases"],
+    ids=["mathematics", "stages", "copies", "optimizer", "targets and phases", "parent"],
 )
 def test_what_it_cannot_say_is_refused_by_its_key_with_what_it_can(
     words: tuple[str, ...], ways: dict[str, str], tmp_path: Path, capfd: Any

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from command.actions.merge import run
+from command.actions.merge import run, warnings_between
 from command.arguments import read_point
+from command.compose import compose_recipe
 from components.errors import RecipeError
 
 WRONG = {
@@ -27,3 +28,15 @@ def test_it_has_to_be_told_what_becomes_what(
     with pytest.raises(RecipeError) as caught:
         run(read_point(["action=merge", *WRONG[message]]))
     assert str(caught.value).startswith(message)
+
+
+def test_a_mixture_or_a_phase_that_changes_within_the_window_is_warned_of() -> None:
+    phases = "{a: {from_tokens: 307_200, fresh_optimizer: true}}"
+    mixture = "{b: {from_tokens: 204_800, shares: {python_docs: 1.0}}}"
+    words = ["recipe=teuken7b", f"phases={phases}", f"data.phases={mixture}"]
+    recipe = compose_recipe(read_point(words))
+    assert warnings_between(recipe, 100_000, 400_000) == [
+        "the mixture changes after 204,800 tokens, between the first of these and the last",
+        "a phase changes after 307,200 tokens, between the first of these and the last",
+    ]
+    assert not warnings_between(recipe, 307_200, 400_000)

@@ -9,6 +9,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from components.checkpoint.metadata import read_marker
+from components.config.schema.recipe import read_recipe
+from components.errors import RecipeError
+from components.run.folder import RunFolder
+from components.run.writer_lock import train_alone
+from components.train.launch import launch
 from tests.life.conftest import TINY, Program, entries
 
 CUT = ("budget.total", "checkpoint.", "evaluation.", "budget.sequence")
@@ -138,6 +143,11 @@ def test_a_branch_that_was_interrupted_before_it_had_its_checkpoint_takes_it_at_
     for one in (cooled / "checkpoints").glob("tokens-*"):
         one.rename(cooled / one.name)
     (cooled / "results.json").unlink()
+    with (
+        pytest.raises(RecipeError, match="the checkpoint that this run begins with is not in"),
+        train_alone(cooled, "run", print) as lock,
+    ):  # as a job's ranks, before which nobody looks
+        launch(read_recipe(cooled / "recipe.json"), RunFolder(cooled), lock)
     program(f"resume={cooled}")
     check_same(saved(cooled, COOLED), expected)
 

@@ -127,6 +127,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 ON, ANEW = (*FROM, "from.with=optimizer"), (*FROM, "from.with=weights")
 WRONG = [
     (("from.with=weights",), "from: no parent is named"),
+    (("from=runs/trunk",), "from: 'runs/trunk' is no section"),
     ((*FROM, "from.with=all"), "from.with: input should be 'optimizer' or 'weights'"),
     (("from.recipe=no_such", "from.with=weights"), "recipe: there is no recipe 'no_such'"),
     ((*ANEW, "from.whence=1"), "from.whence: unknown key"),

@@ -1,0 +1,39 @@
+"""A run that comes from another has its checkpoint before its job waits in the queue."""
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from command.main import main
+from components.checkpoint.loading import check_alone
+from components.run.history import read_lines
+from tests.cluster.programs import Programs
+from tests.cluster.test_slurm_commands import HERE, taking
+from tests.life.conftest import TINY, Program, home, program
+
+__all__ = ["home", "program", "taking"]  # fixtures
+SHORT = [word for word in TINY if not word.startswith(("budget.total", "checkpoint."))]
+WORDS = (*SHORT, "checkpoint.every_tokens=1_024")
+
+
+@pytest.mark.long
+def test_the_checkpoint_is_there_before_the_job_and_again_where_it_was_lost(
+    home: Path, program: Program, taking: Programs, tmp_path: Path
+) -> None:
+    program(*WORDS, "run=trunk", "budget.total_tokens=2_048")
+    run, branch = tmp_path / "run", ("from.run=trunk", "from.with=optimizer")
+    words = [*WORDS, *HERE, f"run={run}", "budget.total_tokens=3_072", *branch]
+    with contextlib.chdir(home):
+        assert main([*words, "action=submit", "from.at_tokens=1_500"]) == 2  # 1_536: none
+        assert not run.exists()
+        assert main([*words, "action=submit"]) == 0
+    checkpoint = run / "checkpoints" / f"tokens-{2_048:015d}"
+    check_alone(checkpoint)
+    assert [one["kind"] for one in read_lines(run / "journal.jsonl")] == ["branch"]
+    shutil.rmtree(checkpoint)
+    assert main(["action=cancel", f"run={run}"]) == 0
+    with contextlib.chdir(home):
+        assert main([*words, "action=submit", "again=true"]) == 0
+    check_alone(checkpoint)
