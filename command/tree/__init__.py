@@ -1,1 +1,1 @@
-"""A run and what follows from its checkpoints: the recipes of its children, and their course."""
+"""A run and what follows from its checkpoints: recipes of its children, and their course."""

@@ -60,7 +60,11 @@ def grow(trunk: Trunk, children: Mapping[str, Child]) -> tuple[Recipe, dict[str,
     settled: dict[str, Child] = {}
     for name in ordered(children):
         child, parent = children[name], grown[children[name].of]
-        child = _shrunk(trunk, name, child, parent)
+        above = settled.get(child.of or "")
+        if above is not None and above.merge is not None:
+            child = child.model_copy(update={"at_tokens": above.at_tokens})
+        else:
+            child = _shrunk(trunk, name, child, parent)
         tokens = settled_tokens(name, child, parent.recipe)
         child = child.model_copy(update={"at_tokens": tokens})
         if child.takes is not None:

@@ -51,6 +51,15 @@ def _check_form(name: str, child: Child, children: Mapping[str, Child]) -> None:
     if child.of is not None and children[child.of].kind in {"evaluate", "export"}:
         problem = f"{child.of} has no checkpoints"
         raise RecipeError(f"{place}.of", problem, "name a run or a merge")
+    merged = child.of is not None and children[child.of].kind == "merge"
+    if merged and (child.merge is not None or child.takes == "optimizer"):
+        problem = f"{child.of} is one average, which has no optimizer's state"
+        remedy = "from a merge come runs with: weights, evaluations and exports"
+        raise RecipeError(f"{place}.of", problem, remedy)
+    own = None if child.of is None else children[child.of].at_tokens
+    if merged and (child.every_tokens or child.at_tokens not in {None, own}):
+        problem = f"{child.of} has one checkpoint"
+        raise RecipeError(place, problem, "leave at_tokens and every_tokens out")
     if child.set and child.takes is None:
         problem = "only a run has keys of its own"
         raise RecipeError(f"{place}.set", problem, "write with: optimizer, or leave it out")
