@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.array import ArrayWork, states_of, submit_array
+from cluster.array import ArrayWork, submit_array
 from cluster.records import Jobs
-from cluster.scheduler import SchedulerError, scheduler_of
+from cluster.scheduler import SchedulerError
 from cluster.user import read_user
 from command.arguments import ROOT, perform, read_point
-from command.evaluate.queue import answers_of, evaluate_in_jobs
+from command.evaluate.queue import answers_of, array_folder, evaluate_in_jobs, read_array
 from command.outcome import Status
 from components.checkpoint.metadata import kept_tokens
 from components.config.children import CHILDREN, ordered
@@ -206,7 +206,7 @@ def state_of(node: TreeNode) -> str:
         chain = Jobs(RunFolder(node.path)).chain()
         return QUEUED if chain.ids else UNSURE if chain.submissions else DUE
     if node.note.exists():
-        return QUEUED if RunFolder(node.root).read_json(_noted(node)).get("job") else UNSURE
+        return QUEUED if job_of(node) else UNSURE
     return DUE if node.is_due else WAITING
 
 
@@ -220,6 +220,8 @@ def submit_due(root: Path) -> None:
     Of a hand-over that was cut short nobody knows whether the scheduler took it: such a node is
     never handed over again by itself.
     """
+    if Jobs(RunFolder(root)).chain().cancelled:
+        return  # its user has taken the tree back
     with _alone(root) as mine:
         for node in nodes_of(root) if mine else ():
             if node.child.kind == "evaluate":
@@ -277,13 +279,22 @@ def _submit_work(node: TreeNode, site: list[str]) -> str:
     return job
 
 
-def queued_states(node: TreeNode) -> list[str]:
-    """List the states of what the queue has of a merge or an export."""
-    if not node.note.exists():
-        return []
-    job = RunFolder(node.root).read_json(_noted(node)).get("job")
-    scheduler = scheduler_of(read_recipe(node.parent.recipe).cluster)
-    return states_of(scheduler, job, node.root / CHILDREN / "jobs") if job else []
+def job_of(node: TreeNode) -> str | None:
+    """Name the job of a node that is no run, if one was submitted."""
+    if node.child.kind == "evaluate":
+        array = read_array(array_folder(node.parent))
+        return None if array is None else array.job
+    job = (
+        RunFolder(node.root).read_json(_noted(node)).get("job") if node.note.exists() else None
+    )
+    return None if job is None else str(job)
+
+
+def logs_of(node: TreeNode) -> Path:
+    """Return where the logs of such a job are."""
+    if node.child.kind == "evaluate":
+        return array_folder(node.parent) / "jobs"
+    return node.root / CHILDREN / "jobs"
 
 
 @contextmanager

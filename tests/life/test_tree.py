@@ -41,7 +41,9 @@ def test_a_tree_is_done_to_its_end_and_goes_on_where_it_was(
     assert kept == {2_048, 3_072, 4_096}
     for name in ("cooled", "long"):
         assert RunFolder(trunk / "children" / name).ended == "finished"
-    assert [one["tokens"] for one in entries(trunk / "children" / "cooled", "step")][0] == 2_560
+    assert (
+        next(one["tokens"] for one in entries(trunk / "children" / "cooled", "step")) == 2_560
+    )
     assert (trunk / "children" / "mean" / "merge.json").exists()
     assert (trunk / "children" / "given" / "config.json").exists()
     assert len(list((trunk / "evaluation").glob("*.json"))) == 2
