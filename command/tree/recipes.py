@@ -139,7 +139,6 @@ def _run(trunk: Trunk, name: str, child: Child, parent: Grown) -> Grown:
         "with": child.takes,
         "fingerprint": parent.recipe.fingerprint(),
     }
-    tree["name"] = f"{trunk.recipe.name}_{name}"  # its jobs are told apart by it
     full_tokens = full["budget"]["total_tokens"]
     if trunk.recipe.scale.shrink != "none":
         # Its place is settled: what is left to shrink is its budget.

@@ -159,6 +159,14 @@ REFUSED: dict[str, dict[str, Any]] = {
         "a": {"with": "optimizer", **COOLS, "set": {"budget.seed": 7}}
     },
     "optimizer.rate: unknown key": {"a": {"with": "weights", "set": {"optimizer.rate": 7}}},
+    "children.b.of: a is one average": {
+        "a": {"merge": {"last": 2}},
+        "b": {"of": "a", "with": "optimizer"},
+    },
+    "children.b: a has one checkpoint": {
+        "a": {"merge": {"last": 2}},
+        "b": {"of": "a", "with": "weights", "at_tokens": EVERY},
+    },
     "children.a.wiht: unknown key": {"a": {"wiht": "weights"}},
     "children.a.fingerprint: it is another run": {
         "a": {"with": "weights", "fingerprint": "0" * 64}
