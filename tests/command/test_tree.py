@@ -1,6 +1,7 @@
-"""A tree by its folders alone: where nodes are, how they stand, and what is never done twice."""
+"""A tree by its folders alone: where nodes are, how they stand, what is never done twice."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from command.arguments import read_point
 from command.compose import compose_tree
 from command.main import main
 from command.tree.course import TreeNode, nodes_of, root_of, state_of, submit_due
-from components.config.schema.recipe import check_recipe
+from components.config.schema.recipe import Recipe, check_recipe
 from components.run.folder import RunFolder, create_run_folder
 from tests.cluster.jobs import job_of
 
@@ -26,10 +27,15 @@ WORDS = (
 )
 
 
+@cache
+def composed() -> tuple[Recipe, dict[str, Recipe]]:
+    return compose_tree(read_point(list(WORDS)))
+
+
 @pytest.fixture
 def nodes(tmp_path: Path) -> dict[str, TreeNode]:
     """The trunk's folder and that of its one run, as submitting leaves them."""
-    recipe, runs = compose_tree(read_point(list(WORDS)))
+    recipe, runs = composed()
     trunk = create_run_folder(recipe, tmp_path / "trunk")
     tree = runs["cooled"].model_dump(mode="json")
     tree["from"]["run"] = str(trunk.path)
