@@ -22,7 +22,7 @@ from cluster.records import Jobs
 from cluster.scheduler import SchedulerError
 from cluster.user import read_user
 from command.arguments import ROOT, perform, read_point
-from command.evaluate.queue import answers_of, array_folder, evaluate_in_jobs, read_array
+from command.evaluate.queue import answers_of, array_folder, ask_in_jobs, read_array
 from command.outcome import Status
 from components.checkpoint.metadata import kept_tokens
 from components.config.children import CHILDREN, ordered
@@ -241,9 +241,8 @@ def _submit(node: TreeNode) -> None:
     command = trunk.read("environment.json", EnvironmentRecord).command[2:]
     site = [word for word in command if word.startswith("site.")]
     if node.child.kind == "evaluate":
-        for tokens in node.missing[:1]:  # an array at a time: the next poll asks for more
-            own = [word for word in node.words if not word.startswith("at_tokens=")]
-            evaluate_in_jobs(read_point([*own, f"at_tokens={tokens}", "executor=array", *site]))
+        asked, recipe = read_point([*node.words, *site]), read_recipe(node.parent.recipe)
+        ask_in_jobs(node.parent, recipe, node.missing, asked)  # an array at a time
         return
     if node.child.kind == "run":
         from command.actions.jobs.submit import check, hand_over  # takes its time
@@ -320,7 +319,9 @@ def main(words: list[str]) -> int:
         submit_due(root)
         return 0
     named = next(node for node in nodes_of(root) if node.name == words[1])
-    return 0 if named.is_done else int(work(named))
+    status = 0 if named.is_done else int(work(named))
+    submit_due(root)  # what comes from it
+    return status
 
 
 if __name__ == "__main__":
