@@ -18,7 +18,7 @@ Composed = Callable[[Arguments, Mapping[str, Any]], tuple[Tree, Tree, Tree]]
 
 
 @dataclass(frozen=True)
-class Grown:
+class GrownNode:
     """A node that has checkpoints: its recipe, and its tokens at full size."""
 
     recipe: Recipe
@@ -56,7 +56,7 @@ def grow(trunk: Trunk, children: Mapping[str, Child]) -> tuple[Recipe, dict[str,
     Raises:
         RecipeError: a child that does not compose, or cannot come from its parent, by its name.
     """
-    grown: dict[str | None, Grown] = {None: Grown(trunk.recipe, trunk.full_tokens)}
+    grown: dict[str | None, GrownNode] = {None: GrownNode(trunk.recipe, trunk.full_tokens)}
     settled: dict[str, Child] = {}
     for name in ordered(children):
         child, parent = children[name], grown[children[name].of]
@@ -95,7 +95,7 @@ def _with(recipe: Recipe, children: Mapping[str, Child]) -> Recipe:
     return check_recipe(tree)
 
 
-def _shrunk(trunk: Trunk, name: str, child: Child, parent: Grown) -> Child:
+def _shrunk(trunk: Trunk, name: str, child: Child, parent: GrownNode) -> Child:
     """Give a node of a miniature its place, as a run that comes from one has it."""
     small, every = parent.recipe.budget.total_tokens, parent.recipe.checkpoint.every_tokens
     if parent.recipe.scale.shrink == "none" or small >= parent.full_tokens:
@@ -109,7 +109,7 @@ def _shrunk(trunk: Trunk, name: str, child: Child, parent: Grown) -> Child:
     return child.model_copy(update=found)
 
 
-def _run(trunk: Trunk, name: str, child: Child, parent: Grown) -> Grown:
+def _run(trunk: Trunk, name: str, child: Child, parent: GrownNode) -> GrownNode:
     """Compose the run of a child, its parent being known."""
     known, arguments = groups(), trunk.arguments
     chosen = {
@@ -147,4 +147,4 @@ def _run(trunk: Trunk, name: str, child: Child, parent: Grown) -> Grown:
         values.pop(f"{PARENT}.at_tokens")
     recipe = settle(tree, values, full)
     check_parent(recipe, parent.recipe)
-    return Grown(recipe, full_tokens)
+    return GrownNode(recipe, full_tokens)

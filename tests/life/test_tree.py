@@ -1,6 +1,7 @@
 """A run and its children on this machine, to the end; interrupted, the tree goes on."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ from components.run.folder import RunFolder
 from tests.life.conftest import Program, entries
 from tests.life.test_branch import WORDS, ends
 
-TREE = {
+TREE: dict[str, dict[str, Any]] = {
     "cooled": {"at_tokens": 2_048, "with": "optimizer", "set": {"budget.total_tokens": 3_072}},
     "mean": {"at_tokens": 3_072, "merge": {"last": 2}},
     "long": {"of": "mean", "with": "weights", "set": {"budget.total_tokens": 1_024}},
