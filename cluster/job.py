@@ -51,6 +51,7 @@ class JobSettings:
     container_text: str | None  # of the file by which a launcher starts the image
     container_path: str
     on_each: tuple[str, ...]  # words that start one task a node
+    has_children: bool  # which its jobs submit when their checkpoints are there
     missing: tuple[RecipeError, ...]  # what the user has to say, the file and the line to write
     notes: tuple[str, ...]
 
@@ -192,6 +193,7 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         container_text=container.container_text(site, user, str(repository)),
         container_path=container.container_path(run / "jobs"),
         on_each=tuple(scheduler.on_each(Path("$run", HOSTS), each, site.launch)),
+        has_children=bool(recipe.children),
         missing=tuple(script.missing_of(recipe, user, slot.name)),
         notes=notes,
     )

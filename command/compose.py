@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
@@ -28,6 +28,7 @@ from command.recipe.recipe_file import SECTIONS
 from command.recipe.recipe_source import read_source
 from command.recipe.replacement import replace_in
 from command.settling import settle
+from command.tree.recipes import Trunk, grow, take_children
 from components.config.schema.recipe import Recipe
 from components.config.suggestions import suggest
 from components.config.targets import read_signature
@@ -38,11 +39,12 @@ from components.sharing.lock import Lock
 # Below these keys a user may name what no default lists; a mapping given for one replaces it.
 OPEN = (
     *("data.shares", "data.sources", "data.phases", "schedule.phases", "published", "assumed"),
-    *("phases", "from"),
+    *("phases", "from", "children"),
     "cluster.site.environment",
     "cluster.site.rank_environment",
 )
 Tree = dict[str, Any]
+NO_KEYS: Mapping[str, Any] = {}
 WHOLE = re.compile(r"\$\{[\w.]+\}")
 CHOSEN, ALONE = "chosen", "alone"  # names under which Hydra finds what it is given
 UNCHOSEN = re.compile(r"You must specify '(\w+)'")
@@ -59,15 +61,37 @@ def compose_recipe(
     Raises:
         RecipeError: whatever the user can mend, with its path and the way out.
     """
+    return compose_tree(arguments, anywhere=anywhere, line=line)[0]
+
+
+def compose_tree(
+    arguments: Arguments, *, anywhere: bool = False, line: tuple[str, ...] = ()
+) -> tuple[Recipe, dict[str, Recipe]]:
+    """Compose a recipe as above, and those of the runs that are its children, by their names.
+
+    Raises:
+        RecipeError: as above; of a child with its name.
+    """
     if arguments.searches:
-        return compose_searched(arguments).recipe
+        return compose_searched(arguments).recipe, {}
     with _composed(arguments, anywhere=anywhere) as found:
         tree, values, full = found
+        children = take_children(tree)
         strange = anywhere and places_outside(tree, UserOverrides(arguments.values))
         parent = settle_parent(
             tree, values, Composers(compose_recipe, compose_full), line, looks=not strange
         )
-        return checked(settle(tree, values, full, looks=not strange), parent)
+        recipe = checked(settle(tree, values, full, looks=not strange), parent)
+        if not children:
+            return recipe, {}
+
+        def regroup(own: Arguments, keys: Mapping[str, Any]) -> tuple[Tree, Tree, Tree]:
+            with _composed(own, anywhere=anywhere, keys=keys) as found:
+                take_children(found[0])
+                return found
+
+        tokens = full["budget"]["total_tokens"]
+        return grow(Trunk(recipe, arguments, tokens, regroup), children)
 
 
 def compose_searched(arguments: Arguments) -> SearchResult:
@@ -77,6 +101,9 @@ def compose_searched(arguments: Arguments) -> SearchResult:
         RecipeError: as above, or no layout fits.
     """
     with _composed(arguments) as (tree, values, full):
+        if take_children(tree):
+            problem = "the layout is searched for, and each child has one of its own"
+            raise RecipeError("children", problem, "name the degrees that action=plan finds")
         parent = settle_parent(
             tree, values, Composers(compose_recipe, compose_full), (), looks=True
         )
@@ -118,9 +145,11 @@ def compose_defaults() -> Tree:
 
 @contextmanager
 def _composed(
-    arguments: Arguments, *, anywhere: bool = False
+    arguments: Arguments, *, anywhere: bool = False, keys: Mapping[str, Any] = NO_KEYS
 ) -> Iterator[tuple[Tree, Tree, Tree]]:
     """Give the tree with the user's keys, those keys, and the tree before they went in.
+
+    Other ``keys`` are set as if the recipe had them.
 
     Of a file, wrong lines are named, and what a received one names lies in the working folder
     unless ``anywhere``.
@@ -132,6 +161,8 @@ def _composed(
     values = arguments.all_values
     try:
         tree = _at_home(_group(arguments, source.came), arguments)
+        for key, value in keys.items():
+            _set(tree, key, value)
         full = _resolve(tree)
         for key, value in values.items():
             _set(tree, key, value)

@@ -6,13 +6,14 @@ from typing import Any
 from command.actions.prepare import prepare_data
 from command.arguments import Arguments
 from command.comparison import told_after, told_before
-from command.compose import compose_recipe
+from command.compose import compose_tree
 from command.outcome import ActionResult, Status
 from command.parent_data import check_parent_data
 from command.parent_run import beginning_of
 from command.recipe.lock_file import bundle_of
 from command.recipe.path_checks import check_run_places
 from command.remarks import remarks
+from command.tree.course import grow_here, is_left, plant
 from command.words import keys_of
 from components.checkpoint.metadata import newest_checkpoint
 from components.config.resolve import check_movable, relayout
@@ -65,7 +66,7 @@ def _print_profile(run: Path) -> None:
 def run(arguments: Arguments) -> ActionResult:
     """Train a new run, or go on with one; its folder is held until all ranks have ended."""
     if arguments.resume is None:
-        recipe = compose_recipe(arguments)
+        recipe, children = compose_tree(arguments)
         for remark in remarks(recipe, arguments):
             say(remark)
         _check_here(recipe)
@@ -75,12 +76,27 @@ def run(arguments: Arguments) -> ActionResult:
         folder = create_run_folder(recipe, arguments.run)
         _describe(folder, data, arguments)
         begin(folder)
+        plant(folder.path, children, arguments.site)
         with train_alone(folder.path, "run", say) as lock:
-            return _train(recipe, folder, lock, bundle_of(arguments))
+            ended = _train(recipe, folder, lock, bundle_of(arguments))
+        return _grown(folder, ended)
+    if is_left(arguments.resume):  # of a run that has finished, some children
+        return _grown(RunFolder(arguments.resume), ActionResult(run=arguments.resume))
     # Opened before the lock, which is a file: nothing is written yet.
     folder, _ = _open(arguments.resume, arguments)
     with train_alone(folder.path, "resume", say) as lock:
-        return _train(_resume(arguments.resume, arguments), folder, lock, None)
+        ended = _train(_resume(arguments.resume, arguments), folder, lock, None)
+    return _grown(folder, ended)
+
+
+def _grown(folder: RunFolder, ended: ActionResult) -> ActionResult:
+    """Do what follows from the run's checkpoints, if it has ended well and is a trunk."""
+    if ended.status is not Status.DONE or not is_left(folder.path):
+        return ended
+    status = grow_here(folder.path.absolute())
+    if status is not Status.DONE:
+        say(f"what is left of the tree: python run.py resume={folder.path}")
+    return ActionResult(max(ended.status, status), folder.path)
 
 
 def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) -> ActionResult:

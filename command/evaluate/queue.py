@@ -72,6 +72,17 @@ def evaluate_in_jobs(arguments: Arguments) -> list[Answer]:
     asked = kept if arguments.checkpoints == "all" else newest
     if not asked or not {*asked} <= {*kept}:
         raise no_checkpoint(folder, arguments.at_tokens)
+    return ask_in_jobs(folder, recipe, asked, arguments)
+
+
+def ask_in_jobs(
+    folder: RunFolder, recipe: Recipe, asked: Sequence[int], arguments: Arguments
+) -> list[Answer]:
+    """Do so for checkpoints that are there, by their tokens.
+
+    Raises:
+        RecipeError: as above.
+    """
     answers = answers_of(folder, arguments)
     found = [answers[tokens] for tokens in asked if tokens in answers]
     missing = [tokens for tokens in asked if tokens not in answers]

@@ -19,7 +19,7 @@ from components.config.user_overrides import leaves
 from components.errors import RecipeError
 from components.sharing.lock import Lock, is_sealed
 
-OPTIONAL = {"phases", "from"}  # not written where a run has none
+OPTIONAL = {"phases", "from", "children"}  # not written where a run has none
 
 MARK = "lock"  # the key by which a lock is known from a recipe
 RANKS = "cluster.ranks"

@@ -28,11 +28,15 @@ class SavedCheckpoint(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """``last`` ones, the first in every ``every_tokens``, and the ``best`` by held-out loss."""
+    """``last`` ones, the first in every ``every_tokens``, and the ``best`` by held-out loss.
+
+    Those after ``needed`` tokens stay, too: children of the run begin with them.
+    """
 
     last: int
     every_tokens: int | Literal["none"]
     best: int
+    needed: frozenset[int] = frozenset()
 
     def kept(self, saved: Sequence[SavedCheckpoint]) -> set[int]:
         """Choose what stays, by its tokens; removing the others changes no later choice."""
@@ -40,7 +44,8 @@ class Policy:
         judged = [one for one in ordered if one.held_out_loss is not None]
         judged.sort(key=lambda one: (one.held_out_loss, one.tokens))
         chosen = [*ordered[-self.last :], *judged[: self.best]]
-        return {one.tokens for one in chosen} | self.kept_for_good(saved)
+        needed = self.needed & {one.tokens for one in ordered}
+        return {one.tokens for one in chosen} | needed | self.kept_for_good(saved)
 
     def kept_for_good(self, saved: Sequence[SavedCheckpoint]) -> set[int]:
         """Choose the first checkpoint at or after every multiple of ``every_tokens``."""

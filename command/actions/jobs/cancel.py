@@ -1,11 +1,20 @@
 """Take back what waits, and stop what runs after it has saved."""
 
+from pathlib import Path
+
 from cluster.chain_events import CancelledEvent
 from cluster.records import Jobs, now
-from cluster.scheduler import NotOwnError, SchedulerError, check_present, scheduler_of
+from cluster.scheduler import (
+    NotOwnError,
+    SchedulerError,
+    check_id,
+    check_present,
+    scheduler_of,
+)
 from cluster.status import queue_of
 from command.arguments import Arguments
 from command.recipe.path_checks import named_runs
+from command.tree.course import job_of, logs_of, nodes_of, root_of
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
@@ -17,11 +26,26 @@ def run(arguments: Arguments) -> None:
     for path in named_runs(arguments):
         try:
             _cancel(RunFolder(path), force=arguments.force)
+            _cancel_tree(path, force=arguments.force)
         except NotOwnError as error:
             remedy = "nothing was cancelled: the run folder says what is another's"
             raise RecipeError(str(path), str(error), remedy) from None
         except SchedulerError as error:
             raise RecipeError("cluster.scheduler", str(error), "try again later") from None
+
+
+def _cancel_tree(run: Path, *, force: bool) -> None:
+    """Cancel what was submitted of the tree below a trunk; what was not waits no more."""
+    if not read_recipe(run / "recipe.json").children or root_of(run) != run.absolute():
+        return
+    for node in nodes_of(root_of(run)):
+        if node.child.kind == "run" and Jobs(RunFolder(node.path)).chain().ids:
+            if not node.is_done:
+                _cancel(RunFolder(node.path), force=force)
+        elif job := job_of(node):
+            scheduler = scheduler_of(read_recipe(node.parent.recipe).cluster)
+            check_id(scheduler, job, logs_of(node))
+            scheduler.cancel(job, logs_of(node), running=force)
 
 
 def _cancel(folder: RunFolder, *, force: bool) -> None:

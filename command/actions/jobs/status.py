@@ -1,8 +1,9 @@
 """Ask how runs are, submitted ones and those of this machine."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -11,6 +12,7 @@ from cluster.status import RunStatus, status_of
 from command.arguments import Arguments
 from command.outcome import print_result
 from command.recipe.path_checks import named_runs
+from command.tree.course import QUEUED, nodes_of, root_of, state_of
 from components.config.schema.recipe import read_recipe
 from components.terminal import console
 
@@ -23,8 +25,52 @@ def run(arguments: Arguments) -> None:
         return
     one = status_of(folders[0], _scheduler(folders[0]))
     known = one.jobs or one.chain is not None
-    tables = (_runs([one]), _told(one), *([_jobs(one)] if known else []))
-    print_result(arguments.output, one.as_json(), lambda: _print(*tables))
+    tables = [_runs([one]), _told(one), *([_jobs(one)] if known else [])]
+    tree = _tree(folders[0])
+    if tree:
+        tables.append(_nodes(tree))
+    found = one.as_json() | ({"children": tree} if tree else {})
+    print_result(arguments.output, found, lambda: _print(*tables))
+
+
+def _tree(path: Path) -> dict[str, dict[str, Any]]:
+    """Say how each node of a run's tree is, by its name."""
+    if not read_recipe(path / "recipe.json").children:
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for node in nodes_of(root_of(path)):
+        state, why = state_of(node), ""
+        if state == QUEUED and node.child.kind == "run":
+            run = status_of(node.path, _scheduler(node.path))
+            state, why = run.state, run.why
+        child = node.child
+        found[node.name] = {
+            "kind": child.kind,
+            "of": child.of,
+            "at_tokens": child.at_tokens,
+            "every_tokens": child.every_tokens,
+            "state": state,
+            "why": why,
+        }
+    return found
+
+
+def _nodes(tree: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Draw a tree, each node below the one that it is of."""
+    table = Table("node", "", "after tokens", "state", "", box=None)
+
+    def add(parent: str | None, depth: int) -> None:
+        for name, one in tree.items():
+            if one["of"] == parent:
+                at, every = one["at_tokens"], one["every_tokens"]
+                when = f"{at:,}" if every is None else f"every {every:,}"
+                table.add_row(
+                    f"{'   ' * depth}└─ {name}", one["kind"], when, one["state"], one["why"]
+                )
+                add(name, depth + 1)
+
+    add(None, 0)
+    return table
 
 
 def print_runs(folders: Sequence[Path], output: str) -> None:

@@ -1,6 +1,7 @@
 """Check all that a login node can, write the run folder and its job, and hand it over."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from cluster.status import status_of
 from cluster.user import User, read_user
 from command.actions.prepare import prepare_data
 from command.arguments import ROOT, Arguments
-from command.compose import compose_recipe
+from command.compose import compose_tree
 from command.outcome import ActionResult
 from command.parent_data import check_parent_data
 from command.parent_run import beginning_of
+from command.tree.course import nodes_of, plant
 from components.checkpoint.metadata import newest_checkpoint
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe, read_recipe
@@ -30,6 +32,7 @@ from components.terminal import say, tell
 from components.train.launch import check_builds
 
 GIB = 2**30
+NONE: Mapping[str, Recipe] = {}
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Ready:
 
 def run(arguments: Arguments) -> ActionResult:
     """Submit a run, or again one whose chain has ended."""
-    recipe = compose_recipe(arguments)
+    recipe, children = compose_tree(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
     path = run_folder(recipe, user, arguments.run, ROOT)
     check_links(path, "run")
@@ -53,7 +56,7 @@ def run(arguments: Arguments) -> ActionResult:
         raise standing
     check_not_trained(path, "run")
     ready = check(recipe, arguments, path)
-    chain, settings = hand_over(ready, after=None), ready.settings
+    chain, settings = hand_over(ready, after=None, children=children), ready.settings
     jobs = f"a chain of at most {settings.jobs} jobs" if settings.jobs > 1 else "one job"
     tell(
         f"submitted {chain}: {jobs} of {settings.nodes:,} nodes for {settings.walltime}\n"
@@ -61,6 +64,9 @@ def run(arguments: Arguments) -> ActionResult:
         f"run: {path}\n"
         f"next: python run.py action=status run={path}"
     )
+    if recipe.children:
+        names = ", ".join(f"{one.name} ({one.child.kind})" for one in nodes_of(path))
+        say(f"its jobs submit, each when its checkpoint is there: {names}")
     if not recipe.cluster.smoke:
         say("a try of minutes on two nodes: the same command with cluster.smoke=true")
     return ActionResult(run=path)
@@ -85,8 +91,10 @@ def check(recipe: Recipe, arguments: Arguments, path: Path) -> Ready:
     return Ready(arguments, recipe, settings, scheduler, path)
 
 
-def hand_over(ready: Ready, *, after: str | None) -> str:
+def hand_over(ready: Ready, *, after: str | None, children: Mapping[str, Recipe] = NONE) -> str:
     """Write the run folder with its script and submit it, to begin when ``after`` has ended.
+
+    The folders of the runs that are its ``children`` are made with it: its jobs submit them.
 
     Raises:
         RecipeError: the scheduler is not here, or refuses the script.
@@ -108,6 +116,8 @@ def hand_over(ready: Ready, *, after: str | None) -> str:
         write_provenance(folder, words)
     if begin is not None:
         begin(folder)
+    if children:
+        plant(folder.path, children, ready.arguments.site)
     for name in ("jobs", "ranks"):
         (folder.path / name).mkdir(exist_ok=True)
     jobs = Jobs(folder)

@@ -13,6 +13,7 @@ from components.config import batch_ramp
 from components.config.key_groups import KeyGroup, fingerprint_of
 from components.config.rules.check import check_rules
 from components.config.schema import monitoring, sections, types
+from components.config.schema.children import Child
 from components.config.schema.data import DataSection
 from components.config.schema.parent import Parent
 from components.config.schema.phases import ABSENT, EMPTY, RunPhase
@@ -84,6 +85,9 @@ class Recipe(types.Section):
     scale: Annotated[sections.ScaleSection, KeyGroup.RECORD]
     published: Annotated[FrozenMapping[sections.PublishedFigure], KeyGroup.RECORD]
     assumed: Annotated[FrozenMapping[sections.AssumedValue], KeyGroup.RECORD]
+    children: Annotated[FrozenMapping[Child], KeyGroup.RECORD, EMPTY] = Field(
+        default_factory=dict
+    )
     # Of one phase's recipe, see `config.phases`.
     _whole: "Recipe | None" = PrivateAttr(None)
     _phase: str = PrivateAttr("")

@@ -22,6 +22,7 @@ from components.checkpoint.metadata import (
 )
 from components.checkpoint.retention import Policy, amend, check_target, drop_after
 from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Saver
+from components.config.children import needed_tokens
 from components.config.phases import fresh_step_of
 from components.config.schema.sections import Checkpoint
 from components.distributed.collectives import by_first
@@ -207,6 +208,7 @@ class Checkpoints(RunCallback):
                 last=settings.keep,
                 every_tokens=settings.keep_every_tokens,
                 best=settings.keep_best,
+                needed=needed_tokens(module.recipe.whole),
             ),
             files=settings.files,
             retry_seconds=settings.retry_seconds,

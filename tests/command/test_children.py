@@ -1,0 +1,209 @@
+"""The section ``children`` of a recipe: every child composes with its trunk, or is refused."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from command.arguments import read_point
+from command.compose import compose_recipe, compose_tree
+from command.main import main
+from components.config.children import below, needed_tokens, saved_tokens
+from components.config.key_groups import KeyGroup, split
+from components.config.schema.recipe import Recipe, check_recipe
+from components.errors import RecipeError
+
+BASE = ("recipe=teuken7b", "scale=full", "cluster=juwels")
+EVERY = 100_000_000_000
+SAVING = (f"checkpoint.every_tokens={EVERY}", "checkpoint.keep=1")
+COOLS = {
+    "at_tokens": 30 * EVERY,
+    "with": "optimizer",
+    "set": {"budget.total_tokens": 31 * EVERY},
+}
+TREE: Mapping[str, Any] = {
+    "scored": {"every_tokens": 5 * EVERY, "evaluate": {"tasks": ["arc_easy"]}},
+    "long": {
+        "of": "cooled",
+        "with": "weights",
+        "set": {"optimizer.lr": 1e-5, "budget.total_tokens": EVERY},
+    },
+    "cooled": COOLS,
+    "mean": {"at_tokens": 20 * EVERY, "merge": {"last": 3, "average": "1-sqrt"}},
+    "given": {"of": "long", "export": {}},
+}
+
+
+def words(children: Mapping[str, Any]) -> tuple[str, ...]:
+    text = yaml.safe_dump({"defaults": ["teuken7b"], "children": dict(children)})
+    Path("tree.yaml").write_text(text, "utf-8")
+    return "recipe=./tree.yaml", *BASE[1:], *SAVING
+
+
+@cache
+def trunk() -> Recipe:
+    return compose_recipe(read_point([*BASE, *SAVING]))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, dict[str, Recipe]]:
+    with contextlib.chdir(tmp_path_factory.mktemp("tree")):
+        return compose_tree(read_point(words(TREE)))
+
+
+def test_a_recipe_without_children_says_nothing_of_them() -> None:
+    assert "children" not in trunk().model_dump(mode="json")
+    assert needed_tokens(trunk()) == frozenset()
+
+
+def test_children_are_no_mathematics_of_their_trunk(
+    found: tuple[Recipe, dict[str, Recipe]],
+) -> None:
+    recipe, _ = found
+    assert recipe.fingerprint() == trunk().fingerprint()
+    leaves = split(recipe.model_dump(mode="json"))
+    groups = {group for group, keys in leaves.items() for key in keys if "children" in key}
+    assert groups == {KeyGroup.RECORD}
+    assert check_recipe(recipe.model_dump(mode="json")) == recipe
+
+
+def test_a_childs_recipe_is_the_trunks_with_its_keys_and_its_parent(
+    found: tuple[Recipe, dict[str, Recipe]],
+) -> None:
+    recipe, runs = found
+    assert set(runs) == {"cooled", "long"}
+    cooled, long = runs["cooled"], runs["long"]
+    assert cooled.parent is not None
+    assert cooled.parent.fingerprint == recipe.fingerprint()
+    assert cooled.parent.at_tokens == recipe.children["cooled"].at_tokens
+    assert cooled.budget.total_tokens == 31 * EVERY
+    assert cooled.fingerprint() == recipe.children["cooled"].fingerprint
+    assert long.parent is not None
+    assert long.parent.fingerprint == cooled.fingerprint()
+    assert long.optimizer["lr"] == 1e-5
+    assert list(cooled.children) == ["long", "given"]
+    assert cooled.children["long"].of is None
+    assert list(long.children) == ["given"]
+
+
+def test_what_children_need_stays_whatever_retention_says(
+    found: tuple[Recipe, dict[str, Recipe]],
+) -> None:
+    recipe, _ = found
+    saved = saved_tokens(recipe)
+    cooled, mean = (recipe.children[name].at_tokens for name in ("cooled", "mean"))
+    needed = needed_tokens(recipe)
+    assert cooled in needed
+    ends = [one for one in saved if mean is not None and one <= mean][-3:]
+    assert {*ends} <= needed
+    fifth = [one for one in saved if one // (5 * EVERY) > (one - EVERY) // (5 * EVERY)]
+    assert needed == {cooled, *ends, *fifth}
+
+
+def test_a_command_line_changes_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = (*words({"cooled": COOLS}), f"children.cooled.at_tokens={20 * EVERY}")
+    recipe = compose_recipe(read_point(asked))
+    at = recipe.children["cooled"].at_tokens
+    assert at is not None
+    assert 20 * EVERY <= at < 21 * EVERY
+
+
+def test_a_miniature_has_the_whole_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words({"cooled": COOLS})
+    recipe, runs = compose_tree(read_point(["recipe=./tree.yaml"]))
+    at, total = recipe.children["cooled"].at_tokens, recipe.budget.total_tokens
+    assert at is not None
+    assert abs(at - total / 2) <= recipe.checkpoint.every_tokens
+    assert at < runs["cooled"].budget.total_tokens < total
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "children.a: it is nothing to do": {"a": {"at_tokens": 1}},
+    "children.a: it is with and export": {"a": {"with": "weights", "export": {}}},
+    "children.a.of: there is no node z": {"a": {"of": "z", "export": {}}},
+    "children.b.of: a has no checkpoints": {
+        "a": {"export": {}},
+        "b": {"of": "a", "evaluate": {}},
+    },
+    "children.a.of: a comes from b, which comes from a": {
+        "a": {"of": "b", "with": "weights"},
+        "b": {"of": "a", "with": "weights"},
+    },
+    "children.a.set: only a run has keys of its own": {"a": {"export": {}, "set": {"x": 1}}},
+    "children.a.set: cluster.site.account is no key": {
+        "a": {"with": "weights", "set": {"cluster.site.account": "x"}}
+    },
+    "children.a.every_tokens: only an evaluation is repeated": {
+        "a": {"every_tokens": EVERY, "export": {}}
+    },
+    "children.a.every_tokens: 150_000_000_000, and the parent saves": {
+        "a": {"every_tokens": EVERY * 3 // 2, "evaluate": {}}
+    },
+    "children.a.at_tokens: 90_000_000_000_000, but": {
+        "a": {"at_tokens": 900 * EVERY, "export": {}}
+    },
+    "not there": {"a": {"at_tokens": EVERY * 3 // 2, "export": {}}},
+    "children.a.merge.last: 3 checkpoints, but 2 are written": {
+        "a": {"at_tokens": 2 * EVERY, "merge": {"last": 3}}
+    },
+    "children.a: budget.seed: 7, but its parent has": {
+        "a": {"with": "optimizer", **COOLS, "set": {"budget.seed": 7}}
+    },
+    "optimizer.rate: unknown key": {"a": {"with": "weights", "set": {"optimizer.rate": 7}}},
+    "children.b.of: a is one average": {
+        "a": {"merge": {"last": 2}},
+        "b": {"of": "a", "with": "optimizer"},
+    },
+    "children.b: a has one checkpoint": {
+        "a": {"merge": {"last": 2}},
+        "b": {"of": "a", "with": "weights", "at_tokens": EVERY},
+    },
+    "children.a.wiht: unknown key": {"a": {"wiht": "weights"}},
+    "children.a.fingerprint: it is another run": {
+        "a": {"with": "weights", "fingerprint": "0" * 64}
+    },
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_tree_that_cannot_grow_is_refused_by_the_name_of_its_node(
+    message: str,
+) -> None:
+    asked = read_point([*BASE, *SAVING])
+    values = {**asked.values, "children": REFUSED[message]}
+    with pytest.raises(RecipeError) as refused:
+        compose_recipe(replace(asked, values=values))
+    assert message in str(refused.value)
+
+
+def test_a_tree_that_is_no_mapping_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["action=show", *BASE, "children=7"]) == 2
+    assert "children: 7 is no mapping" in capsys.readouterr().err
+
+
+def test_a_tree_and_a_searched_layout_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="each child has one of its own"):
+        compose_recipe(read_point([*words({"cooled": COOLS}), "parallelism=auto"]))
+
+
+def test_the_part_of_a_tree_below_a_node_has_that_node_as_its_root(
+    found: tuple[Recipe, dict[str, Recipe]],
+) -> None:
+    children = found[0].children
+    assert list(below(children, "long")) == ["given"]
+    assert below(children, "mean") == {}

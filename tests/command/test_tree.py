@@ -1,0 +1,100 @@
+"""A tree by its folders alone: where nodes are, how they stand, what is never done twice."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from cluster.chain_events import SubmitEvent, SubmittedEvent
+from cluster.job import render
+from cluster.records import Jobs
+from command.arguments import read_point
+from command.compose import compose_tree
+from command.main import main
+from command.tree.course import TreeNode, nodes_of, root_of, state_of, submit_due
+from components.config.schema.recipe import Recipe, check_recipe
+from components.run.folder import RunFolder, create_run_folder
+from tests.cluster.jobs import job_of
+
+EVERY = 100_000_000_000
+WORDS = (
+    *("recipe=teuken7b", "scale=full", "cluster=juwels", f"checkpoint.every_tokens={EVERY}"),
+    f"children.cooled={{at_tokens: {9 * EVERY}, with: weights}}",
+    f"children.mean={{at_tokens: {9 * EVERY}, merge: {{last: 2}}}}",
+    "children.given={of: cooled, export: {}}",
+    "children.judged={of: mean, evaluate: {}}",
+)
+
+
+@cache
+def composed() -> tuple[Recipe, dict[str, Recipe]]:
+    return compose_tree(read_point(list(WORDS)))
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> dict[str, TreeNode]:
+    """The trunk's folder and that of its one run, as submitting leaves them."""
+    recipe, runs = composed()
+    trunk = create_run_folder(recipe, tmp_path / "trunk")
+    tree = runs["cooled"].model_dump(mode="json")
+    tree["from"]["run"] = str(trunk.path)
+    child = create_run_folder(check_recipe(tree), trunk.path / "children" / "cooled")
+    for one in (trunk, child):
+        (one.path / "jobs").mkdir()
+    return {node.name: node for node in nodes_of(trunk.path)}
+
+
+def save(folder: Path, tokens: int | None) -> None:
+    place = folder / "checkpoints" / f"tokens-{tokens:015d}"
+    place.mkdir(parents=True)
+    (place / "progress.json").write_text("{}")
+
+
+def test_a_run_below_a_trunk_is_known_as_its_own(nodes: dict[str, TreeNode]) -> None:
+    trunk = nodes["cooled"].root
+    assert root_of(trunk) == trunk
+    assert root_of(nodes["cooled"].path) == trunk
+    assert nodes["given"].parent.path == nodes["cooled"].path
+    assert "action=merge" in nodes["mean"].words
+    assert f"file={nodes['mean'].path}" in nodes["mean"].words
+
+
+def test_a_node_waits_for_its_checkpoint_and_is_handed_over_once(
+    nodes: dict[str, TreeNode],
+) -> None:
+    cooled = nodes["cooled"]
+    assert {state_of(node) for node in nodes.values()} == {"waiting"}
+    save(cooled.root, cooled.child.at_tokens)
+    assert state_of(cooled) == "due"
+    jobs = Jobs(RunFolder(cooled.path))
+    jobs.note(SubmitEvent(at="2026", jobs=1))
+    assert state_of(cooled) == "unknown"  # cut short: nobody knows whether it was taken
+    submit_due(cooled.root)
+    assert jobs.chain().ids == []
+    jobs.note(SubmittedEvent(at="2026", chain="7"))
+    assert state_of(cooled) == "submitted"
+
+
+def test_status_has_the_tree(
+    nodes: dict[str, TreeNode], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trunk = nodes["cooled"].root
+    assert main(["action=status", f"run={trunk}", "output=json"]) == 0
+    tree = json.loads(capsys.readouterr().out)["children"]
+    assert {name: one["of"] for name, one in tree.items()} == {
+        "cooled": None,
+        "mean": None,
+        "given": "cooled",
+        "judged": "mean",
+    }
+    assert main(["action=status", f"run={trunk}"]) == 0
+    said = capsys.readouterr().out
+    assert said.index("└─ cooled") < said.index("   └─ given") < said.index("└─ mean")
+
+
+def test_only_the_script_of_a_run_with_children_submits_them() -> None:
+    with_tree, alone = render(job_of(*WORDS)), render(job_of(*WORDS[:4]))
+    assert "-m command.tree.course" in with_tree
+    assert "command.tree" not in alone
+    assert "grow()" not in alone

@@ -1,0 +1,55 @@
+"""A run and its children on this machine, to the end; interrupted, the tree goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.run.folder import RunFolder
+from tests.life.conftest import Program, entries
+from tests.life.test_branch import WORDS, ends
+
+TREE: dict[str, dict[str, Any]] = {
+    "cooled": {"at_tokens": 2_048, "with": "optimizer", "set": {"budget.total_tokens": 3_072}},
+    "mean": {"at_tokens": 3_072, "merge": {"last": 2}},
+    "long": {"of": "mean", "with": "weights", "set": {"budget.total_tokens": 1_024}},
+    "judged": {"every_tokens": 2_048, "evaluate": {}},
+    "given": {"of": "long", "export": {}},
+}
+
+
+@pytest.mark.long
+def test_a_tree_is_done_to_its_end_and_goes_on_where_it_was(
+    program: Program, home: Path
+) -> None:
+    text = yaml.safe_dump({"defaults": ["teuken7b"], "children": TREE})
+    (home / "tree.yaml").write_text(text, "utf-8")
+    cut = ("recipe=", "checkpoint.keep=")
+    own = [word for word in (*WORDS, *ends(4_096)) if not word.startswith(cut)]
+    settled = "children.{}.at_tokens={}"
+    places = [
+        settled.format(name, one["at_tokens"])
+        for name, one in TREE.items()
+        if "at_tokens" in one
+    ]
+    sets = ["children.cooled.set={budget.total_tokens: 3_072}"]
+    sets += ["children.long.set={budget.total_tokens: 1_024}"]
+    sets += ["children.judged.every_tokens=2_048"]
+    program("recipe=./tree.yaml", *own, *places, *sets, "run=trunk", "checkpoint.keep=1")
+    trunk = home / "trunk"
+    kept = {int(one.name[7:]) for one in (trunk / "checkpoints").glob("tokens-*")}
+    assert kept == {2_048, 3_072, 4_096}
+    for name in ("cooled", "long"):
+        assert RunFolder(trunk / "children" / name).ended == "finished"
+    assert (
+        next(one["tokens"] for one in entries(trunk / "children" / "cooled", "step")) == 2_560
+    )
+    assert (trunk / "children" / "mean" / "merge.json").exists()
+    assert (trunk / "children" / "given" / "config.json").exists()
+    assert len(list((trunk / "evaluation").glob("*.json"))) == 2
+    (trunk / "children" / "long" / "results.json").unlink()
+    said = program(f"resume={trunk}").stderr
+    assert "[long] run after 3072 tokens" in said
+    assert "[cooled]" not in said
+    program(f"resume={trunk}", status=2)
