@@ -163,6 +163,9 @@ def _check(point: SweepPoint, taken: Counter[str]) -> "Sequence[Ready]":
 
     arguments, path = point.arguments, point.path
     recipe = compose_recipe(arguments)
+    if recipe.children:
+        problem = "every point of a sweep would be a tree of its own"
+        raise RecipeError("children", problem, "submit this run by itself")
     if (standing := submitted_before(recipe, path, again=arguments.again)) is not None:
         say(f"[{path.name}] left as it is: {standing.problem}")
         taken.update(_standing_jobs(recipe, arguments, path))

@@ -170,6 +170,15 @@ def test_points_that_cannot_be_are_explained_and_the_others_submitted(
     }
 
 
+def test_runs_with_children_are_submitted_one_by_one(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tree = "children.given={at_tokens: 3_072, export: {}}"
+    assert sweep(tmp_path, "budget.seed=1,2", tree, f"run={tmp_path / 'mine'}") == 2
+    assert "children: every point of a sweep would be a tree" in capfd.readouterr().err
+    assert submitted(queue) == []
+
+
 def test_a_sweep_can_be_told_as_json(
     queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
