@@ -1,4 +1,4 @@
-"""Write one HTML file from one or more run folders."""
+"""Write one HTML file from one or more run folders, and one more of the tree below a run."""
 
 from pathlib import Path
 
@@ -11,9 +11,12 @@ from components.terminal import tell
 def run(arguments: Arguments) -> None:
     """Report ``run=FOLDER`` or ``runs=[...]`` into ``file=FILE``, or into the one folder."""
     check_plotly("action")
+    from command.tree.page import write_tree_page
     from components.report.page import write_report
 
     runs = named_runs(arguments)
     several = len(runs) > 1 and arguments.runs
     folder = Path() if several else arguments.run or runs[0]
     tell(str(write_report(runs, arguments.file or folder / "report.html")))
+    if len(runs) == 1 and (tree := write_tree_page(runs[0])) is not None:
+        tell(str(tree))

@@ -14,6 +14,7 @@ from command.recipe.lock_file import bundle_of
 from command.recipe.path_checks import check_run_places
 from command.remarks import remarks
 from command.tree.course import grow_here, is_left, plant
+from command.tree.page import leave_tree_page
 from command.words import keys_of
 from components.checkpoint.metadata import newest_checkpoint
 from components.config.resolve import check_movable, relayout
@@ -94,6 +95,7 @@ def _grown(folder: RunFolder, ended: ActionResult) -> ActionResult:
     if ended.status is not Status.DONE or not is_left(folder.path):
         return ended
     status = grow_here(folder.path.absolute())
+    leave_tree_page(folder.path)
     if status is not Status.DONE:
         say(f"what is left of the tree: python run.py resume={folder.path}")
     return ActionResult(max(ended.status, status), folder.path)

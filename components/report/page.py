@@ -1,6 +1,7 @@
 """The report of a run, and the comparison of several: what belongs together in one table."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -44,6 +45,19 @@ def verdict(parts: Iterable[Mapping[str, Any]]) -> str:
         f"{group.value}: {'differs' if TITLES[group] in titles else 'the same'}"
         for group in (KeyGroup.MATHEMATICS, KeyGroup.LAYOUT, KeyGroup.MACHINE)
     )
+
+
+@dataclass(frozen=True)
+class TreeParts:
+    """What the page of a tree has beside that of several runs.
+
+    ``moved`` are the runs with tokens on the trunk's clock, ``added`` how many were added.
+    """
+
+    grid: Grid
+    chart: str | None
+    moved: tuple[ReportEntry, ...]
+    added: tuple[int, ...]
 
 
 _MOST_NAMES = 4  # of recipes in the heading
@@ -114,9 +128,11 @@ def render(
     entries: Sequence[ReportEntry],
     links: Mapping[str, str] | None = None,
     script: str | None = None,
+    tree: TreeParts | None = None,
 ) -> str:
     """Set the page; all text is escaped, whatever a recipe or a source is called."""
-    differences, sweep = differences_by_group(entries), sweep_of(entries)
+    differences = differences_by_group(entries)
+    sweep = None if tree else sweep_of(entries)
     differing, data = frozenset(tables.differing_keys(entries)), data_sections(entries)
     parts = {
         "entries": entries,
@@ -127,7 +143,8 @@ def render(
         "cards": (held_out_card(entries[0].outcome), *tables.key_figures(entries[0])),
         "links": links or {},
         "marks": [(figures.colour(i), figures.mark(i)) for i in range(len(entries))],
-        "charts": _charts(entries, sweep),
+        "charts": _charts(entries, sweep, tree),
+        "tree": tree,
         "sweep": sweep,
         "differences": differences,
         "verdict": verdict(differences),
@@ -146,21 +163,33 @@ def _heading(names: Sequence[str]) -> str:
     return f"{', '.join(first)} and {len(names) - len(first)} more"
 
 
-def _charts(entries: Sequence[ReportEntry], sweep: Sweep | None) -> dict[str, str | None]:
-    named = named_by_values(entries, sweep)
+def _charts(
+    entries: Sequence[ReportEntry], sweep: Sweep | None, tree: TreeParts | None
+) -> dict[str, str | None]:
+    named = tree.moved if tree else named_by_values(entries, sweep)
+    added = tree.added if tree else (0,) * len(entries)
+    evaluated = [
+        [_later(one, tokens) for one in read_evaluations(entry.run.folder)]
+        for entry, tokens in zip(named, added, strict=True)
+    ]
     drawn: dict[str, Any] = {
         "loss": figures.loss_figure(named),
         "sources": figures.sources_figure(named),
         "rate": figures.step_figure(named, "lr"),
         "gradient": figures.step_figure(named, "gradient_norm"),
         "throughput": figures.step_figure(named, "tokens_per_second", exponents="B"),
-        "scores": score_figure(named, [read_evaluations(one.run.folder) for one in named]),
+        "scores": score_figure(named, evaluated, least=1 if tree else 2),
     }
     for figure in filter(None, drawn.values()):
         figures.tell_apart(figure, named)
     if sweep is not None:
         drawn |= {n: sweep_figure(entries, sweep, result) for n, result in RESULTS.items()}
     return {name: embedded(name, figure) for name, figure in drawn.items()}
+
+
+def _later(evaluation: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:
+    """Count an evaluation's tokens from further on."""
+    return {**evaluation, "tokens_trained": (evaluation.get("tokens_trained") or 0) + tokens}
 
 
 def _tables(entries: Sequence[ReportEntry]) -> dict[str, Grid]:

@@ -9,22 +9,20 @@ from components.report import figures
 from components.report.measurements import MEAN
 from components.report.outcome import ReportEntry, Tree
 
-_LEAST = 2  # checkpoints, or there is nothing to draw
-
 
 def score_figure(
-    entries: Sequence[ReportEntry], evaluated: Sequence[Sequence[Tree]]
+    entries: Sequence[ReportEntry], evaluated: Sequence[Sequence[Tree]], *, least: int = 2
 ) -> go.Figure | None:
     """Draw scores in per cent against tokens: of one run by task, of several the means.
 
-    ``evaluated`` has the result files of each run. Without two checkpoints there is nothing to
-    draw.
+    ``evaluated`` has the result files of each run. What has not ``least`` checkpoints is not
+    drawn.
     """
     alone = len(entries) == 1
     figure = figures.empty_figure("tokens", "score, %", height=420)
     for index, (entry, trees) in enumerate(zip(entries, evaluated, strict=True)):
         for place, (name, points) in enumerate(_curves(trees, alone=alone).items()):
-            if len(points) >= _LEAST:
+            if len(points) >= least:
                 figure.add_scatter(
                     x=[tokens for tokens, _ in points], y=[score for _, score in points],
                     mode="lines+markers",

@@ -48,6 +48,10 @@ def test_a_tree_is_done_to_its_end_and_goes_on_where_it_was(
     assert (trunk / "children" / "mean" / "merge.json").exists()
     assert (trunk / "children" / "given" / "config.json").exists()
     assert len(list((trunk / "evaluation").glob("*.json"))) == 2
+    page = (trunk / "tree.html").read_text("utf-8")
+    assert all(f">{name}<" in page for name in TREE)
+    program("action=report", f"run={trunk / 'children' / 'cooled'}")
+    assert (trunk / "tree.html").read_text("utf-8") == page
     (trunk / "children" / "long" / "results.json").unlink()
     said = program(f"resume={trunk}").stderr
     assert "[long] run after 3072 tokens" in said
