@@ -26,7 +26,13 @@ from components.report.held_out import ending_lines
 from components.report.pages import leave_report
 from components.report.tables import terminal_table
 from components.run.disk import explained
-from components.run.folder import RunFolder, create_run_folder, open_run_folder, replace_recipe
+from components.run.folder import (
+    RunFolder,
+    create_run_folder,
+    existing_run_folder,
+    open_run_folder,
+    replace_recipe,
+)
 from components.run.provenance import write_provenance
 from components.run.records import Results
 from components.run.writer_lock import train_alone
@@ -81,8 +87,12 @@ def run(arguments: Arguments) -> ActionResult:
         with train_alone(folder.path, "run", say) as lock:
             ended = _train(recipe, folder, lock, bundle_of(arguments))
         return _grown(folder, ended)
-    if is_left(arguments.resume):  # of a run that has finished, some children
-        return _grown(RunFolder(arguments.resume), ActionResult(run=arguments.resume))
+    trunk = existing_run_folder(arguments.resume, "resume")
+    if is_left(trunk.path):  # it has finished, and some of its children have not
+        for key in arguments.values:
+            way = f"resume={trunk.path}/children/NAME with it"
+            raise RecipeError(key, f"{trunk.path} has finished, and its children go on", way)
+        return _grown(trunk, ActionResult(run=trunk.path))
     # Opened before the lock, which is a file: nothing is written yet.
     folder, _ = _open(arguments.resume, arguments)
     with train_alone(folder.path, "resume", say) as lock:

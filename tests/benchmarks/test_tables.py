@@ -30,7 +30,9 @@ def test_works_are_those_that_recipes_name() -> None:
 
 
 def test_every_shipped_study_is_listed() -> None:
-    studies = {file.stem for file in (ROOT / "studies").glob("*.yaml")}
+    files = (ROOT / "studies").glob("*.yaml")
+    # A ladder is our own, and of no work.
+    studies = {file.stem for file in files if "\nladder:" not in file.read_text("utf-8")}
     assert studies == {row["study"] for row in ROWS if "study" in row}
 
 

@@ -13,7 +13,12 @@ from command import actions
 from command.actions import jobs
 from command.arguments import ROOT
 
-COMPUTING = {"export", "parity", "preflight"}  # these do nothing that could go without torch
+COMPUTING = {
+    "export",
+    "merge",
+    "parity",
+    "preflight",
+}  # these do nothing that could go without torch
 HEAVY = {
     "torch",
     "transformers",

@@ -53,6 +53,9 @@ def test_a_tree_is_done_to_its_end_and_goes_on_where_it_was(
     program("action=report", f"run={trunk / 'children' / 'cooled'}")
     assert (trunk / "tree.html").read_text("utf-8") == page
     (trunk / "children" / "long" / "results.json").unlink()
+    wrong = program(f"resume={trunk}", "parallelism.data=2", status=2).stderr
+    assert "parallelism.data: " in wrong
+    assert "its children go on" in wrong
     said = program(f"resume={trunk}").stderr
     assert "[long] run after 3072 tokens" in said
     assert "[cooled]" not in said

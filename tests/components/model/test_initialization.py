@@ -170,6 +170,7 @@ def test_biases_start_at_zero() -> None:
     class Model(torch.nn.Module):
         num_layers = 1
         initialization = Normal(std=0.1, residual="scaled", padding_row=None)
+        parametrization = None
 
         def __init__(self) -> None:
             super().__init__()
