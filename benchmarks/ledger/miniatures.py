@@ -25,6 +25,7 @@ from benchmarks.recipes import published_recipes
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.key_groups import KeyGroup
+from components.config.schema.recipe import Recipe
 from components.terminal import console
 
 RESULT = FILES[MINIATURE]
@@ -50,6 +51,7 @@ def train(recipe: str, home: Path) -> Row:
         f"evaluation.every_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
         "evaluation.max_windows_per_source=8",
         f"data.folder={ROOT / 'prepared'}",
+        *begins(scaled, home),
     )
     program = [sys.executable, str(ROOT / "run.py"), *words]
     done = subprocess.run(program, cwd=home, capture_output=True, text=True, check=False)
@@ -67,6 +69,20 @@ def train(recipe: str, home: Path) -> Row:
         "held_out_final": held_out["final_unweighted"],
         "falls": last < first and held_out["final_unweighted"] < held_out["first_unweighted"],
     }
+
+
+def begins(recipe: Recipe, home: Path) -> list[str]:
+    """Name the run that a recipe's begins with, and its tokenizer; train it, if need be."""
+    if recipe.parent is None or recipe.parent.recipe is None:
+        return []
+    parent = home / recipe.parent.recipe
+    if not parent.exists():
+        train(parent.name, home)
+    data = json.loads((parent / "data.json").read_text("utf-8"))
+    return [
+        f"from={{run: {parent}, with: {recipe.parent.takes}}}",
+        f"data.tokenizer_folder={data['folder']}",
+    ]
 
 
 def main(words: Sequence[str]) -> int:
