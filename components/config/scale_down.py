@@ -123,11 +123,12 @@ def _shrink_groups(model: Any, full: Any, named: UserOverrides, tree: Tree) -> N
 def _shrink_vocabulary(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> None:
     """The tokenizer and the embedding agree; a recipe with rows to spare keeps some.
 
-    A vocabulary that is small stays, and so does that of a tokenizer that is there already.
+    A vocabulary that is small stays, and so does that of a tokenizer that is there already,
+    but for a parent's: that is of a miniature, too.
     """
     model, data = tree["model"], tree["data"]
     written = any(source.get("tokens") for source in data["sources"].values())
-    there = written or data["tokenizer_folder"] != "none"
+    there = written or (data["tokenizer_folder"] != "none" and not tree.get("from"))
     if there and not named.covers("tokenizer.vocab_size"):
         return
     if full["model"]["padded_vocab_size"] <= rule.padded_vocab_size:

@@ -157,6 +157,18 @@ def test_what_does_not_go_together_is_refused(words: tuple[str, ...], message: s
     assert str(caught.value).startswith(message)
 
 
+def test_a_miniature_with_its_parents_tokenizer_has_the_vocabulary_of_its_parents_miniature(
+    tmp_path: Path,
+) -> None:
+    words = ("recipe=teuken7b", "scale=mini", f"data.tokenizer_folder={tmp_path}")
+    begins = ("from.recipe=teuken7b", "from.with=weights")
+    rows = [
+        compose_recipe(read_point([*words[:given], *more])).shape.padded_vocab_size
+        for given, more in ((2, ()), (3, begins), (3, ()))
+    ]
+    assert rows[0] == rows[1] < rows[2]
+
+
 def test_what_comes_later_may_be_another() -> None:
     later = 4 * 10**12
     composed(
