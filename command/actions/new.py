@@ -170,6 +170,7 @@ def fill(new: NewRecipe, arguments: Arguments) -> str:
         recipe=called(new.name, new.file),
         like=_entry(new),
         sizes=new.sizes,
+        begins=new.below.get("from") is not None,
         **_rates(new),
         parallelism=_layout(new),
         **said_of_data(new.text, new.tokenizer, new.pieces, new.bytes_per_token),

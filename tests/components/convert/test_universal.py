@@ -201,7 +201,8 @@ def test_parts_that_the_recipe_has_not_are_named(written: Path) -> None:
 def test_a_recipe_of_another_architecture_is_refused(folder: Path) -> None:
     with pytest.raises(RecipeError, match=r"has others: model\.positions, model\.norm, .*mlp"):
         read(folder, llama())
-    mup = {"_target_": "components.model.parametrization.MuP", "base_dim": 1}
+    mup = {"_target_": "components.model.parametrization.MuP", "_partial_": True}
+    mup["base_dim"] = 1
     scaled = bloom() | {"embedding_scale": "sqrt_dim", "parametrization": mup}
     scaled["attention"] |= {"scale_dim": 9}  # which leave no trace in names and shapes
     lacking = r"others: model\.embedding_scale, .*parametrization, .*\.scale_dim"

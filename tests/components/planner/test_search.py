@@ -18,7 +18,8 @@ from components.planner.time import plan_time
 from tests.recipes.test_plans import RECIPES
 
 # Of V100s and MI250Xs nobody has measured a matrix product, of Jean Zay's H100s the links.
-UNTIMED = {"bloom560m", "bloom1b1", "bloom1b7", "bloom3b", "bloom7b1", "viking_7b", "lucie_7b"}
+UNTIMED = {"bloom560m", "bloom1b1", "bloom1b7", "bloom3b", "bloom7b1", "viking_7b"}
+UNTIMED |= {"lucie_7b", "lucie_7b_long", "lucie_7b_annealed"}
 TIMED = [name for name in RECIPES if name not in UNTIMED]
 
 
