@@ -111,14 +111,10 @@ def _descend(start: Values, runs: RunLosses) -> tuple[float, Values]:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnRange:
-    """FigureRange ``low`` and ``high`` lie 90 % of the drawn fits."""
+    """Between ``low`` and ``high`` lie 90 % of the drawn fits."""
 
     low: float
     high: float
-
-    def has(self, value: float) -> bool:
-        """Whether a value lies inside."""
-        return self.low <= value <= self.high
 
 
 def drawn_laws(runs: RunLosses, law: Law, draws: int = DRAWN, seed: int = SEED) -> list[Law]:
