@@ -87,6 +87,7 @@ def run(arguments: Arguments) -> ActionResult:
         with train_alone(folder.path, "run", say) as lock:
             ended = _train(recipe, folder, lock, bundle_of(arguments))
         return _grown(folder, ended)
+    check_movable(k for k in keys_of(arguments.words) if k not in {"resume", "action"})
     trunk = existing_run_folder(arguments.resume, "resume")
     if is_left(trunk.path):  # it has finished, and some of its children have not
         for key in arguments.values:
@@ -175,8 +176,7 @@ def _check_here(recipe: Recipe) -> None:
 
 
 def _open(path: Path, arguments: Arguments) -> tuple[RunFolder, Recipe]:
-    """Open the run that goes on, if the words beside it and its places may be."""
-    check_movable(k for k in keys_of(arguments.words) if k not in {"resume", "action"})
+    """Open the run that goes on, if its places may be."""
     folder, recipe = open_run_folder(path)
     check_run_places(folder, recipe, arguments)
     return folder, recipe
