@@ -1,7 +1,7 @@
 """Scripts of all recipes, at home and abroad: chains where a queue takes them, limits told.
 
-Each recipe goes to its home and to a third of the other profiles, each profile gets a third of
-the recipes: all pairs would be five hundred, of which neighbours tell the same.
+Each recipe goes to its home and to a seventh of the other profiles, each profile gets a seventh
+of the recipes: all pairs would be six hundred, of which neighbours tell the same.
 """
 
 import re
@@ -35,12 +35,12 @@ QUICK = (
     "bloom560m-jean_zay_h100",
     "gpt175b-jean_zay",
 )
-THIRD = 3
+SHARE = 7
 ABROAD = [
     (name, cluster)
     for number, name in enumerate(RECIPES)
     for place, cluster in enumerate(PROFILES)
-    if (number + place) % THIRD == 0 or cluster == home_of(name) or f"{name}-{cluster}" in QUICK
+    if (number + place) % SHARE == 0 or cluster == home_of(name) or f"{name}-{cluster}" in QUICK
 ]
 NEAREST = re.compile(
     r"(cut to|raise to) ([\d,]+) \((\S+), [\d.]+ h\)|site\.queue=\S+, [\d.]+ h"
