@@ -10,9 +10,11 @@ children/NAME.json   the job of a merge or an export, written before it is hande
 import fcntl
 import os
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,8 @@ from components.run.records import EnvironmentRecord
 from components.terminal import say
 
 DONE, DUE, WAITING, QUEUED, UNSURE = "finished", "due", "waiting", "submitted", "unknown"
+_ENDS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+PATIENCE_SECONDS = 30.0  # with another process of the tree; as long as a job's end with its own
 
 
 @dataclass(frozen=True)
@@ -231,7 +235,8 @@ def submit_due(root: Path) -> None:
             if not due:
                 continue
             try:
-                _submit(node)
+                with _unended():
+                    _submit(node)
             except (RecipeError, SchedulerError) as error:
                 say(f"[{node.name}] not submitted: {error}")
 
@@ -298,18 +303,46 @@ def logs_of(node: TreeNode) -> Path:
 
 @contextmanager
 def _alone(root: Path) -> Iterator[bool]:
-    """Say whether no other process of this tree submits at the moment."""
+    """Say whether no other process of this tree submits; one that does is waited for.
+
+    What it found may be older than what is due now, and this may be the last look.
+    """
     (root / CHILDREN).mkdir(exist_ok=True)
     lock = os.open(root / CHILDREN / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+    end = time.monotonic() + PATIENCE_SECONDS
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        while not (mine := _locked(lock)) and time.monotonic() < end:
+            time.sleep(0.2)
+        yield mine
     finally:
         os.close(lock)
+
+
+def _locked(lock: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+@contextmanager
+def _unended() -> Iterator[None]:
+    """Put off what would end this process between a submission and its note.
+
+    A program that is started meanwhile, sbatch, puts it off, too: a job at its wall, or one
+    that is taken back, has seconds more.
+    """
+    told = list[int]()
+    before = {one: signal.signal(one, lambda number, _: told.append(number)) for one in _ENDS}
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # of this thread, and of programs
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        for one in told:
+            signal.raise_signal(one)
 
 
 def main(words: list[str]) -> int:
