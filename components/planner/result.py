@@ -24,6 +24,7 @@ from components.planner.recompute import price_of
 from components.planner.search_result import LayoutsFound
 from components.planner.software import Calibration
 from components.planner.time import again_fraction, plan_time
+from components.planner.tree import PlannedTree
 
 _TIME_KEYS = ("step_seconds", "tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu")
 
@@ -147,6 +148,7 @@ class PlanResult(BaseModel, frozen=True):
     limit: MissingFigure | None
     search: LayoutsFound | None
     phases: tuple[PlannedPhase, ...]
+    children: PlannedTree | None
 
     def as_json(self) -> dict[str, Any]:
         """Return the tree; the keys of what is not predicted are there, and null."""
@@ -159,11 +161,18 @@ class PlanResult(BaseModel, frozen=True):
             del tree["search"]
         if not self.phases:
             del tree["phases"]
+        if self.children is None:
+            del tree["children"]
         return tree
 
 
-def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) -> PlanResult:
-    """Sum up a plan of ``recipe``, and the search that its layout comes from."""
+def plan_result(
+    recipe: Recipe,
+    plan: Plan,
+    search: LayoutsFound | None = None,
+    children: PlannedTree | None = None,
+) -> PlanResult:
+    """Sum up a plan of ``recipe``, the search that its layout comes from, what comes of it."""
     job, time = plan.job, planned_time(plan)
     memory = PlannedMemory(
         peak_bytes=round(plan.memory.peak),
@@ -218,6 +227,7 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
         missing=tuple(_told(item) for item in plan.missing),
         search=search,
         phases=tuple(planned_phase(plan, place) for place, _ in enumerate(plan.phases)),
+        children=children,
     )
 
 
