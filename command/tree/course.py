@@ -247,7 +247,7 @@ def _submit(node: TreeNode) -> None:
     site = [word for word in command if word.startswith("site.")]
     if node.child.kind == "evaluate":
         asked, recipe = read_point([*node.words, *site]), read_recipe(node.parent.recipe)
-        ask_in_jobs(node.parent, recipe, node.missing, asked)  # an array at a time
+        ask_in_jobs(node.parent, recipe, node.missing, asked, node.name)  # an array at a time
         return
     if node.child.kind == "run":
         from command.actions.jobs.submit import check, hand_over  # takes its time
@@ -266,7 +266,7 @@ def _submit_work(node: TreeNode, site: list[str]) -> str:
     logs = node.root / CHILDREN / "jobs"
     logs.mkdir(exist_ok=True)
     array = ArrayWork(
-        kind=node.child.kind,
+        kind=node.name,
         module="command.tree.course",
         words=(str(node.root), node.name),
         logs=logs,
