@@ -19,7 +19,7 @@ import pytest
 from cluster import script
 from command.arguments import read_point
 from command.compose import compose_tree
-from command.tree.course import nodes_of, state_of
+from command.tree.nodes import nodes_of, state_of
 from components.config.schema.recipe import Recipe
 from components.run.folder import create_run_folder
 from components.run.provenance import write_provenance

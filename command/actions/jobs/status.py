@@ -13,7 +13,7 @@ from cluster.status import RunStatus, status_of
 from command.arguments import Arguments
 from command.outcome import print_result
 from command.recipe.path_checks import named_runs
-from command.tree.course import QUEUED, nodes_of, root_of, state_of
+from command.tree.nodes import QUEUED, nodes_of, root_of, state_of
 from components.config.schema.recipe import read_recipe
 from components.terminal import console
 

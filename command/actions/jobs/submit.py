@@ -18,7 +18,8 @@ from command.compose import compose_tree
 from command.outcome import ActionResult
 from command.parent_data import check_parent_data
 from command.parent_run import beginning_of
-from command.tree.course import nodes_of, plant, root_of
+from command.tree.course import plant
+from command.tree.nodes import nodes_of, root_of
 from components.checkpoint.metadata import newest_checkpoint
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe, read_recipe
