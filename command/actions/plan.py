@@ -32,8 +32,10 @@ def run(arguments: Arguments) -> ActionResult | None:
     plan, search, page = plan_recipe(recipe), None, None
     if found:
         search = layouts_found(found.search, recipe, found.published, found.refusal)
-    children = plan_tree(recipe, plan.bill, runs) if recipe.children else None
-    result, picture = plan_result(recipe, plan, search, children), picture_of(plan)
+    result, picture = plan_result(recipe, plan, search), picture_of(plan)
+    if recipe.children:
+        children = plan_tree(recipe, plan.bill, runs)
+        result = result.model_copy(update={"children": children})
     if arguments.file is not None:
         check_plotly("file")
         from components.report.plan_page import write_plan

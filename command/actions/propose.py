@@ -35,5 +35,6 @@ def run(arguments: Arguments) -> None:
         ladder = LadderSays(study=found.study.name, rows=rows, notes=found.notes)
     plan = plan_recipe(recipe)
     children = plan_tree(recipe, plan.bill, runs) if recipe.children else None
-    proposal = propose(recipe, plan_result(recipe, plan, children=children), ladder)
+    result = plan_result(recipe, plan).model_copy(update={"children": children})
+    proposal = propose(recipe, result, ladder)
     tell(markdown(proposal) if file is None else str(write_proposal(proposal, file)))

@@ -148,7 +148,7 @@ class PlanResult(BaseModel, frozen=True):
     limit: MissingFigure | None
     search: LayoutsFound | None
     phases: tuple[PlannedPhase, ...]
-    children: PlannedTree | None
+    children: PlannedTree | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the tree; the keys of what is not predicted are there, and null."""
@@ -166,13 +166,8 @@ class PlanResult(BaseModel, frozen=True):
         return tree
 
 
-def plan_result(
-    recipe: Recipe,
-    plan: Plan,
-    search: LayoutsFound | None = None,
-    children: PlannedTree | None = None,
-) -> PlanResult:
-    """Sum up a plan of ``recipe``, the search that its layout comes from, what comes of it."""
+def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) -> PlanResult:
+    """Sum up a plan of ``recipe``, and the search that its layout comes from."""
     job, time = plan.job, planned_time(plan)
     memory = PlannedMemory(
         peak_bytes=round(plan.memory.peak),
@@ -227,7 +222,6 @@ def plan_result(
         missing=tuple(_told(item) for item in plan.missing),
         search=search,
         phases=tuple(planned_phase(plan, place) for place, _ in enumerate(plan.phases)),
-        children=children,
     )
 
 

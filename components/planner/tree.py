@@ -52,7 +52,7 @@ class PlannedTree(BaseModel, frozen=True):
 
 
 @dataclass(frozen=True)
-class Way:
+class RunOnPath:
     """How a node is reached: when a run's own tokens begin, and through which runs."""
 
     recipe: Recipe
@@ -70,7 +70,9 @@ class Way:
 def plan_tree(recipe: Recipe, bill: Bill | None, runs: Mapping[str, Recipe]) -> PlannedTree:
     """Plan the ``runs`` below a recipe whose own ``bill`` is known, each by its own steps."""
     nodes = {TRUNK: _planned("run", None, None, recipe, bill)}
-    ways: dict[str | None, Way] = {None: Way(recipe, 0.0, nodes[TRUNK].days or 0.0, (TRUNK,))}
+    ways: dict[str | None, RunOnPath] = {
+        None: RunOnPath(recipe, 0.0, nodes[TRUNK].days or 0.0, (TRUNK,))
+    }
     for name in ordered(recipe.children):
         child = recipe.children[name]
         above = ways.get(child.of)
@@ -83,7 +85,7 @@ def plan_tree(recipe: Recipe, bill: Bill | None, runs: Mapping[str, Recipe]) -> 
         nodes[name] = _planned("run", child.of, child.at_tokens, run, own)
         assert above is not None, "a run comes from a run or a merge"
         day = above.reaches(child.at_tokens or end_of(above.recipe))
-        ways[name] = Way(run, day, own.days if own else 0.0, (*above.path, name))
+        ways[name] = RunOnPath(run, day, own.days if own else 0.0, (*above.path, name))
     trained = [one for one in nodes.values() if one.kind == "run"]
     longest = max(ways.values(), key=lambda way: way.begins_days + way.days)
     days, path = longest.begins_days + longest.days, longest.path
