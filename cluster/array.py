@@ -60,7 +60,7 @@ def array_settings(
     cores = site.binding.cores_per_rank
     venv, python = script.python_of(site, user, repository)
     return {
-        "name": f"{recipe.name}-{work.kind}",
+        "name": script.job_name(recipe, work.kind),
         "cluster": cluster,
         "site": site,
         "user": user,

@@ -2,18 +2,23 @@
 
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cluster.scheduler import SchedulerError
 
 ANSWERS_WITHIN_SECONDS = 60
 
 
-def ask(words: Sequence[str]) -> str:
-    """Run a scheduler's command and return what it prints."""
+def ask(words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """Run a scheduler's command and return what it prints; None: in this environment."""
     try:
         done = subprocess.run(
-            words, capture_output=True, text=True, check=True, timeout=ANSWERS_WITHIN_SECONDS
+            words,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=ANSWERS_WITHIN_SECONDS,
         )
     except subprocess.CalledProcessError as error:
         said = " ".join(str(error.stderr or error.stdout).split())

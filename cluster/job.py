@@ -139,8 +139,10 @@ class JobSettings:
             raise error
 
 
-def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> JobSettings:
-    """Compute the job of ``recipe`` that works in the folder ``run``.
+def job_settings(
+    recipe: Recipe, user: User, *, repository: Path, run: Path, node: str | None = None
+) -> JobSettings:
+    """Compute the job of ``recipe`` that works in the folder ``run``, a ``node`` of a tree.
 
     Raises:
         RecipeError: the cluster has no scheduler or its profile no site, no queue takes the
@@ -167,7 +169,7 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
     # A job that leaves nodes out, or has lost one, has others than this script knows.
     scheduler, each = scheduler_of(cluster), f"$(wc -l < $run/{HOSTS})"
     return JobSettings(
-        name=recipe.name,
+        name=script.job_name(recipe, node),
         cluster=cluster,
         site=site,
         user=user,

@@ -17,6 +17,7 @@ from components.planner.queues import no_queue, queues_on, takes
 
 _NEEDS_QUOTES = re.compile(r"[\s;&|<>()*?\[\]{}!#'\"\\`]")
 HOUR, MINUTE, SMOKE_HOURS = 3_600, 60, 0.5
+MOST_NAME = 230
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,16 @@ def plain(text: str, path: str) -> str:
         remedy = "choose a path of letters, digits and _ . / @ % + = : , -"
         raise RecipeError(path, f"{text!r} cannot stand in a job script", remedy)
     return text
+
+
+def job_name(recipe: Recipe, part: str | None) -> str:
+    """Name a job by its recipe and the ``part`` of the work that it does, whole or cut.
+
+    PBS takes 230 characters (PBS_MAXJOBNAME of OpenPBS's pbs_ifl.h), Slurm more.
+    """
+    if part is None:
+        return recipe.name
+    return f"{recipe.name[: MOST_NAME - 1 - len(part)]}-{part}"
 
 
 def site_of(recipe: Recipe) -> Site:

@@ -1,5 +1,6 @@
 """Slurm by its own commands: a chain is one array, whose tasks run one at a time."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ _FATES: Mapping[str, Fate] = {
     "CANCELLED": "cancelled",
     **dict.fromkeys(_WAITING, "put back"),
 }
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "MASTER_")
 # States of nodes, as sinfo shortens them, in which no job starts until somebody has acted.
 _UNABLE = ("down", "drain", "drng", "fail", "maint", "unk", "inval", "error")
 
@@ -44,7 +46,8 @@ class Slurm:
 
     def submit(self, script: Path, *, after: str | None) -> str:
         order = [] if after is None else [f"--dependency=afterany:{after}"]
-        answer = ask(["sbatch", "--parsable", *order, str(script)])
+        words = ["sbatch", "--parsable", *order, str(script)]
+        answer = ask(words, without_own_job(os.environ))
         return answer.strip().partition(";")[0]  # a federation adds its cluster's name
 
     def states(self, chain: str, logs: Path) -> list[JobState]:
@@ -113,3 +116,21 @@ class Slurm:
         each = [f"--nodelist={hosts}", f"--nodes={nodes}", f"--ntasks={nodes}"]
         each += ["--ntasks-per-node=1", "--no-kill"]
         return ["srun", *launch, *each, "--kill-on-bad-exit=0", "--wait=0"]
+
+
+def without_own_job(seen: Mapping[str, str]) -> dict[str, str]:
+    """Leave out of an environment what describes the job that this process is in, if any.
+
+    sbatch hands all of it on, ``SLURM_`` even with ``--export=NONE``: a job that was submitted
+    by an array's element would take itself for that, and srun there ask for its cores. The
+    prefixes are those of `clean_env` in facebookincubator/submitit. Names of the job's folder
+    on its node go with it, as those of caches.
+    """
+    if "SLURM_JOB_ID" not in seen:
+        return dict(seen)
+    own = f"kochbuch-{seen['SLURM_JOB_ID']}"
+    return {
+        name: value
+        for name, value in seen.items()
+        if name == "SLURM_CONF" or not (name.startswith(_OF_A_JOB) or own in value)
+    }

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 
+from components.config.schema.children import Average
 from components.config.suggestions import nearest
 from components.errors import RecipeError
-from components.optim.schedules import Average
 
 Reader = Callable[[str, Any], Any]
 SITE = "site."

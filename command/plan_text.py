@@ -17,6 +17,7 @@ from components.planner.result import PlannedMemory, PlanResult
 from components.planner.timeline import RankLine, Timeline
 from components.report import plan_tables
 from components.report.plan_tables import Picture
+from components.report.plan_tree import longest_way, tree_sheet
 from components.report.tables import Grid
 from components.terminal import console
 
@@ -151,12 +152,14 @@ def print_plan(plan: PlanResult, picture: Picture, *, now: datetime | None) -> N
     if plan.phases:
         out.print(_table(plan_tables.phases_sheet(plan.phases)))
         out.print()
-    for sheet in (
-        plan_tables.time_sheet(plan, now=now),
-        plan_tables.published_sheet(plan.published),
-    ):
-        out.print(_table(sheet))
+    out.print(_table(plan_tables.time_sheet(plan, now=now)))
+    out.print()
+    if plan.children is not None:
+        out.print(_table(tree_sheet(plan.children)))
+        out.print(longest_way(plan.children))
         out.print()
+    out.print(_table(plan_tables.published_sheet(plan.published)))
+    out.print()
     for name, item in plan.assumed.items():
         out.print(f"assumed, never published: {name}: {item.reason}")
     if plan.limit is not None:

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from command.arguments import Arguments
-from command.compose import compose_recipe, compose_searched
+from command.compose import compose_searched, compose_tree
 from command.outcome import ActionResult, print_result
 from command.plan_text import mixture_lines, print_plan
 from command.remarks import remarks
@@ -11,6 +11,7 @@ from components.config.rules.check import warnings_of
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
 from components.planner.search_result import layouts_found
+from components.planner.tree import plan_tree
 from components.report.pages import check_plotly
 from components.report.plan_tables import picture_of
 from components.terminal import say, tell
@@ -23,7 +24,7 @@ def run(arguments: Arguments) -> ActionResult | None:
 
         return calibrate(arguments)
     found = compose_searched(arguments) if arguments.searches else None
-    recipe = found.recipe if found else compose_recipe(arguments)
+    recipe, runs = (found.recipe, {}) if found else compose_tree(arguments)
     for warning in warnings_of(recipe):
         say(f"warning: {warning}")
     for remark in remarks(recipe, arguments):
@@ -32,6 +33,9 @@ def run(arguments: Arguments) -> ActionResult | None:
     if found:
         search = layouts_found(found.search, recipe, found.published, found.refusal)
     result, picture = plan_result(recipe, plan, search), picture_of(plan)
+    if recipe.children:
+        children = plan_tree(recipe, plan.bill, runs)
+        result = result.model_copy(update={"children": children})
     if arguments.file is not None:
         check_plotly("file")
         from components.report.plan_page import write_plan

@@ -2,11 +2,12 @@
 
 from command.actions.predict import predicted_rows
 from command.arguments import Arguments
-from command.compose import compose_recipe
+from command.compose import compose_tree
 from command.study.ladder import read_ladder
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
+from components.planner.tree import plan_tree
 from components.report.pages import check_destination, check_plotly
 from components.report.proposal.content import LadderSays, propose
 from components.report.proposal.page import markdown, write_proposal
@@ -26,11 +27,14 @@ def run(arguments: Arguments) -> None:
             check_plotly("file")
     if arguments.run is not None and arguments.study is None:
         raise RecipeError("run", "no ladder is named whose runs lie there", "add study=ladder")
-    recipe = compose_recipe(arguments)
+    recipe, runs = compose_tree(arguments)
     ladder = None
     if arguments.study is not None:
         found = read_ladder(arguments, recipe)
         rows = tuple(predicted_rows(found))
         ladder = LadderSays(study=found.study.name, rows=rows, notes=found.notes)
-    proposal = propose(recipe, plan_result(recipe, plan_recipe(recipe)), ladder)
+    plan = plan_recipe(recipe)
+    children = plan_tree(recipe, plan.bill, runs) if recipe.children else None
+    result = plan_result(recipe, plan).model_copy(update={"children": children})
+    proposal = propose(recipe, result, ladder)
     tell(markdown(proposal) if file is None else str(write_proposal(proposal, file)))

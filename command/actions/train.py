@@ -13,7 +13,8 @@ from command.parent_run import beginning_of
 from command.recipe.lock_file import bundle_of
 from command.recipe.path_checks import check_run_places
 from command.remarks import remarks
-from command.tree.course import grow_here, is_left, plant
+from command.tree.course import grow_here, plant
+from command.tree.nodes import is_left
 from command.tree.page import leave_tree_page
 from command.words import keys_of
 from components.checkpoint.metadata import newest_checkpoint

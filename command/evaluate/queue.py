@@ -76,9 +76,13 @@ def evaluate_in_jobs(arguments: Arguments) -> list[Answer]:
 
 
 def ask_in_jobs(
-    folder: RunFolder, recipe: Recipe, asked: Sequence[int], arguments: Arguments
+    folder: RunFolder,
+    recipe: Recipe,
+    asked: Sequence[int],
+    arguments: Arguments,
+    name: str = "evaluation",
 ) -> list[Answer]:
-    """Do so for checkpoints that are there, by their tokens.
+    """Do so for checkpoints that are there, by their tokens; the job is called by ``name``.
 
     Raises:
         RecipeError: as above.
@@ -93,7 +97,7 @@ def ask_in_jobs(
         running = queued.count("running")
         say(f"{done}; {running} jobs run, {len(queued) - running} wait\n  {_AGAIN}")
     else:
-        job = _submit(folder, recipe, missing, arguments)
+        job = _submit(folder, recipe, missing, arguments, name)
         say(f"{done}; submitted {job}, its logs are in {array_folder(folder)}/jobs\n  {_AGAIN}")
     return found
 
@@ -124,7 +128,11 @@ def _queued(run: RunFolder, recipe: Recipe) -> list[str]:
 
 
 def _submit(
-    run: RunFolder, recipe: Recipe, missing: Sequence[int], arguments: Arguments
+    run: RunFolder,
+    recipe: Recipe,
+    missing: Sequence[int],
+    arguments: Arguments,
+    name: str,
 ) -> str:
     tree, folder = recipe.model_dump(mode="json"), array_folder(run)
     tree["cluster"] |= {
@@ -134,7 +142,7 @@ def _submit(
     user = read_user(recipe.cluster.name, arguments.site)
     groups = deal_tasks(missing, most_elements(recipe, user) or MOST_JOBS)
     work = ArrayWork(
-        kind="evaluation",
+        kind=name,
         module="command.evaluate.queue",
         words=(str(run.path.absolute()),),
         logs=folder / "jobs",

@@ -32,10 +32,11 @@ from components.checkpoint.metadata import (
     tokens_of,
 )
 from components.checkpoint.saving import WEIGHTS, master_of
+from components.config.schema.children import Average
 from components.convert.reading import read_alone
 from components.distributed.weight_shards import rows_of
 from components.errors import RecipeError
-from components.optim.schedules import Average, remaining
+from components.optim.schedules import remaining
 
 SHARD_BYTES = 1 << 30  # of one file, unless a tensor is larger
 

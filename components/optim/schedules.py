@@ -14,9 +14,6 @@ from typing import Literal, Protocol, runtime_checkable
 
 from components.ranges import Count, Share, Tokens
 
-# Parts of checkpoints in their average, see `components.convert.merging`.
-Average = Literal["uniform", "ema", "linear", "1-sqrt", "cosine", "exponential"]
-
 
 @runtime_checkable
 class Schedule(Protocol):

@@ -24,6 +24,7 @@ from components.planner.recompute import price_of
 from components.planner.search_result import LayoutsFound
 from components.planner.software import Calibration
 from components.planner.time import again_fraction, plan_time
+from components.planner.tree import PlannedTree
 
 _TIME_KEYS = ("step_seconds", "tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu")
 
@@ -147,6 +148,7 @@ class PlanResult(BaseModel, frozen=True):
     limit: MissingFigure | None
     search: LayoutsFound | None
     phases: tuple[PlannedPhase, ...]
+    children: PlannedTree | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the tree; the keys of what is not predicted are there, and null."""
@@ -159,6 +161,8 @@ class PlanResult(BaseModel, frozen=True):
             del tree["search"]
         if not self.phases:
             del tree["phases"]
+        if self.children is None:
+            del tree["children"]
         return tree
 
 

@@ -14,6 +14,7 @@ from components.report import numbers, plan_tables
 from components.report.figures import colour, empty_figure
 from components.report.pages import check_destination, embedded, set_page, write_page
 from components.report.plan_tables import PARTS, Picture
+from components.report.plan_tree import longest_way, tree_sheet
 from components.report.tables import Card, Grid
 
 _KINDS = {
@@ -48,6 +49,7 @@ def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Pat
             (node.number, [(label(d, picture.layout, " "), d.first_copy) for d in node.devices])
             for node in picture.nodes
         ],
+        "longest": longest_way(plan.children) if plan.children else None,
         "cards": _cards(plan),
         "charts": {
             "memory": embedded("memory", memory_figure(plan.memory)),
@@ -59,6 +61,7 @@ def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Pat
             "memory": plan_tables.memory_sheet(plan.memory),
             "phases": plan_tables.phases_sheet(plan.phases),
             "time": plan_tables.time_sheet(plan, now=None),
+            "children": tree_sheet(plan.children) if plan.children else None,
             "published": plan_tables.published_sheet(plan.published),
             "assumed": Grid(columns=("assumed", "value", "reason"), rows=assumed),
             "missing": Grid(columns=("missing", "what was done", "the way out"), rows=missing),

@@ -47,7 +47,7 @@ def script_of(*words: str) -> str:
 
 
 def scripts() -> dict[str, tuple[str, ...]]:
-    """Name the golden scripts: every recipe at home, one that moved to PBS, copies, images."""
+    """Name the golden scripts: recipes at home, one moved to PBS, copies, images, trees."""
     at_home = {
         f"{name}-{home_of(name)}": (f"recipe={name}", f"cluster={home_of(name)}")
         for name in RECIPES
@@ -57,12 +57,15 @@ def scripts() -> dict[str, tuple[str, ...]]:
     smoke = ("recipe=teuken7b", "cluster=juwels", "cluster.smoke=true")
     copied = ("recipe=bloom176b", "cluster=jean_zay", "cluster.imports=node_local")
     copied_pbs = ("recipe=mula1b", "cluster=aurora", "cluster.imports=node_local")
+    tree = "children.given={export: {}}"
     image = f"site.image={CHECKOUT}/image.sif"
     return at_home | {
         "teuken7b-aurora": (*moved, batch),
         "teuken7b-juwels-smoke": smoke,
         "bloom176b-jean_zay-copies": copied,
         "mula1b-aurora-copies": copied_pbs,
+        "teuken7b-juwels-tree": (moved[0], "cluster=juwels", tree),
+        "mula1b-aurora-tree": (*copied_pbs[:2], tree),
         **{f"teuken7b-{name}": (moved[0], f"cluster={name}", image) for name in IN_IMAGES},
     }
 

@@ -218,13 +218,15 @@ def _wall(tree: Tree) -> int:
 
 
 def _start(job: str, tree: Tree) -> subprocess.Popen[bytes]:
+    # Of arrays it knows those of one element, 0: it has an id of its own in a real PBS.
+    own = {"PBS_ARRAY_INDEX": "0"} if tree["directives"].get("-J") == ["0-1:2"] else {}
     nodefile, script = folder() / f"{job}.nodes", folder() / f"{job}.SC"
     nodefile.write_text("".join(f"{node}\n" for node in _nodes(tree)))
     script.write_text(tree["script"])
     with (Path(tree["directives"]["-o"][0]) / f"{job}.OU").open("ab") as log:
         return subprocess.Popen(
             ["bash", str(script)],
-            env=os.environ | {"PBS_JOBID": job, "PBS_NODEFILE": str(nodefile)},
+            env=os.environ | {"PBS_JOBID": job, "PBS_NODEFILE": str(nodefile)} | own,
             stdout=log,
             stderr=log,
             start_new_session=True,

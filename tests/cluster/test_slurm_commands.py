@@ -334,3 +334,23 @@ def test_a_real_slurm_takes_holds_explains_and_gives_back(
         assert status_of(run, Slurm()).state == "cancelled"
     finally:
         slurm.call("scontrol", "update", "PartitionName=booster", "State=UP")
+
+
+def test_a_job_that_submits_another_hands_nothing_of_itself_on(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs.script("sbatch", f"env > {tmp_path}/seen\necho 78")
+    own = {"SLURM_ARRAY_JOB_ID": "4", "SLURM_ARRAY_TASK_ID": "0", "SRUN_CPUS_PER_TASK": "8"}
+    kept = {"SLURM_CONF": "/etc/conf", "TRITON_CACHE_DIR": "/own/cache"}
+    cache = {"CUDA_CACHE_PATH": "/tmp/kochbuch-5/cache/CUDA_CACHE_PATH"}
+    for name, value in (own | kept | cache).items():
+        monkeypatch.setenv(name, value)
+
+    def seen() -> set[str]:
+        assert Slurm().submit(tmp_path / "job.sh", after=None) == "78"
+        return {line.partition("=")[0] for line in (tmp_path / "seen").read_text().split("\n")}
+
+    assert {*own, *kept, *cache} <= seen()  # a user's own words, on a login node
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    assert not {*own, *cache, "SLURM_JOB_ID"} & seen()
+    assert {*kept, "PATH"} <= seen()

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.records import Jobs
-from command.tree.course import nodes_of, state_of
+from command.tree.nodes import nodes_of, state_of
 from components.report.measurements import read_evaluations
 from components.run.folder import RunFolder
 from tests.cluster.slurm import LocalSlurm

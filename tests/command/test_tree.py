@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from cluster.chain_events import SubmitEvent, SubmittedEvent
-from cluster.job import render
+from cluster.job import job_settings, render
 from cluster.records import Jobs
+from cluster.script import MOST_NAME, job_name
+from cluster.user import read_user
 from command.arguments import read_point
 from command.compose import compose_tree
 from command.main import main
-from command.tree.course import TreeNode, nodes_of, root_of, state_of, submit_due
+from command.tree.nodes import TreeNode, nodes_of, root_of, state_of
+from command.tree.submission import submit_due
 from components.config.schema.recipe import Recipe, check_recipe
 from components.run.folder import RunFolder, create_run_folder
-from tests.cluster.jobs import job_of
+from tests.cluster.jobs import CHECKOUT, job_of
 
 EVERY = 100_000_000_000
 WORDS = (
@@ -90,6 +93,11 @@ def test_status_has_the_tree(
     }
     assert main(["action=status", f"run={trunk}"]) == 0
     said = capsys.readouterr().out
+    assert [tree[name]["job"] for name in ("cooled", "given")] == [
+        "teuken7b-cooled",
+        "teuken7b-given",
+    ]
+    assert "teuken7b-judged" in said
     assert said.index("└─ cooled") < said.index("   └─ given") < said.index("└─ mean")
 
 
@@ -98,3 +106,17 @@ def test_only_the_script_of_a_run_with_children_submits_them() -> None:
     assert "-m command.tree.course" in with_tree
     assert "command.tree" not in alone
     assert "grow()" not in alone
+
+
+@pytest.mark.parametrize(
+    ("cluster", "line"), [("juwels", "#SBATCH --job-name={}"), ("aurora", "#PBS -N {}")]
+)
+def test_a_childs_job_is_called_by_its_node(cluster: str, line: str, tmp_path: Path) -> None:
+    batch = "budget.global_batch_tokens=6291456"  # 1,536 sequences: 384 data ranks divide them
+    words = (*WORDS[:2], f"cluster={cluster}", "parallelism.data=384", batch, *WORDS[3:])
+    recipe = compose_tree(read_point(list(words)))[1]["cooled"]
+    user = read_user(cluster, {})
+    settings = job_settings(recipe, user, repository=CHECKOUT, run=tmp_path, node="cooled")
+    assert line.format("teuken7b-cooled") in render(settings).splitlines()
+    long = job_name(recipe.model_copy(update={"name": "n" * 240}), "cooled")
+    assert (len(long), long[-8:]) == (MOST_NAME, "n-cooled")

@@ -14,7 +14,7 @@ from cluster.scheduler import (
 from cluster.status import queue_of
 from command.arguments import Arguments
 from command.recipe.path_checks import named_runs
-from command.tree.course import job_of, logs_of, nodes_of, root_of
+from command.tree.nodes import job_of, logs_of, nodes_of, root_of
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder

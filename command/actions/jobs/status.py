@@ -8,11 +8,12 @@ from typing import Any
 from rich.table import Table
 
 from cluster.scheduler import Scheduler, scheduler_of
+from cluster.script import job_name
 from cluster.status import RunStatus, status_of
 from command.arguments import Arguments
 from command.outcome import print_result
 from command.recipe.path_checks import named_runs
-from command.tree.course import QUEUED, nodes_of, root_of, state_of
+from command.tree.nodes import QUEUED, nodes_of, root_of, state_of
 from components.config.schema.recipe import read_recipe
 from components.terminal import console
 
@@ -35,7 +36,8 @@ def run(arguments: Arguments) -> None:
 
 def _tree(path: Path) -> dict[str, dict[str, Any]]:
     """Say how each node of a run's tree is, by its name."""
-    if not read_recipe(path / "recipe.json").children:
+    recipe = read_recipe(path / "recipe.json")
+    if not recipe.children:
         return {}
     found: dict[str, dict[str, Any]] = {}
     for node in nodes_of(root_of(path)):
@@ -50,6 +52,7 @@ def _tree(path: Path) -> dict[str, dict[str, Any]]:
             "at_tokens": child.at_tokens,
             "every_tokens": child.every_tokens,
             "state": state,
+            "job": job_name(recipe, node.name),
             "why": why,
         }
     return found
@@ -57,16 +60,15 @@ def _tree(path: Path) -> dict[str, dict[str, Any]]:
 
 def _nodes(tree: Mapping[str, Mapping[str, Any]]) -> Table:
     """Draw a tree, each node below the one that it is of."""
-    table = Table("node", "", "after tokens", "state", "", box=None)
+    table = Table("node", "", "after tokens", "state", "job", "", box=None)
 
     def add(parent: str | None, depth: int) -> None:
         for name, one in tree.items():
             if one["of"] == parent:
                 at, every = one["at_tokens"], one["every_tokens"]
                 when = f"{at:,}" if every is None else f"every {every:,}"
-                table.add_row(
-                    f"{'   ' * depth}└─ {name}", one["kind"], when, one["state"], one["why"]
-                )
+                said = (one["kind"], when, one["state"], one["job"], one["why"])
+                table.add_row(f"{'   ' * depth}└─ {name}", *said)
                 add(name, depth + 1)
 
     add(None, 0)

@@ -18,7 +18,8 @@ from command.compose import compose_tree
 from command.outcome import ActionResult
 from command.parent_data import check_parent_data
 from command.parent_run import beginning_of
-from command.tree.course import nodes_of, plant
+from command.tree.course import plant
+from command.tree.nodes import nodes_of, root_of
 from components.checkpoint.metadata import newest_checkpoint
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe, read_recipe
@@ -80,7 +81,8 @@ def check(recipe: Recipe, arguments: Arguments, path: Path) -> Ready:
     """
     user = read_user(recipe.cluster.name, arguments.site)
     scheduler = scheduler_of(recipe.cluster)
-    settings = job_settings(recipe, user, repository=ROOT, run=path)
+    node = None if root_of(path) == path.absolute() else path.name
+    settings = job_settings(recipe, user, repository=ROOT, run=path, node=node)
     settings.check_complete()
     for note in settings.notes:
         say(f"note: {note}")

@@ -9,7 +9,7 @@ from components.config.schema.phases import ABSENT, EMPTY
 from components.config.schema.sections import Stem
 from components.config.schema.types import Count, FrozenMapping, KeyGroup, Section, Words
 
-# As in `components.optim.schedules`, which stands beside this room.
+# Weights of checkpoints that are averaged: `coefficients` of components/convert/merging.py.
 Average = Literal["uniform", "ema", "linear", "1-sqrt", "cosine", "exponential"]
 KINDS = ("with", "merge", "evaluate", "export")
 

@@ -2,21 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
 
+from components.config.children import needed_tokens
 from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
 from components.data.token_file import width_of
 from components.planner.plan import Bill
 from components.planner.result import PlannedTime, PlanResult
 from components.planner.search_result import GIB
+from components.planner.tree import WEIGHT_BYTES, kept_checkpoints, weights_bytes
 from components.report import numbers
 from components.report.plan_tables import significant
 from components.report.proposal.page import Proposal, ProposalPart, Row
+from components.report.proposal.tree import whole_tree
 
 PLAN, RECIPE = "plan", "recipe"
 NOT_KNOWN = "not known"
-WEIGHT_BYTES = 2  # an exported weight, in bfloat16
 TERA, GIGA = 1e12, 1e9
 
 
@@ -41,6 +42,7 @@ def propose(recipe: Recipe, plan: PlanResult, ladder: LadderSays | None) -> Prop
         sections.append(ProposalPart(title="Expected loss", rows=rows, notes=ladder.notes))
     sections += [
         _compute(recipe, plan),
+        *([] if plan.children is None else [whole_tree(plan)]),
         ProposalPart(title="Layout", rows=tuple(_layout(recipe, plan))),
         ProposalPart(title="Storage", rows=tuple(_storage(recipe, plan))),
         ProposalPart(title="Checkpoints", rows=tuple(_checkpoints(recipe, plan))),
@@ -213,28 +215,29 @@ def _storage(recipe: Recipe, plan: PlanResult) -> Iterator[Row]:
     data = total * item
     said = f"{item} bytes a token, each read once: less if sources are repeated"
     yield "tokens as files, at most", _bytes(data), said
-    weights = recipe.derived.parameters.total * WEIGHT_BYTES
     if plan.bill is None:
         yield "a checkpoint", NOT_KNOWN, "no plan: see Risks"
         return
     each = plan.bill.checkpoints.bytes
     yield "a checkpoint, with the optimizer", _bytes(each), "plan"
     # The new one is written before an old one goes.
-    count, rule = (
-        policy.keep + 1 + policy.keep_best,
-        f"the last {policy.keep}, one being written",
-    )
+    count, needed = kept_checkpoints(recipe), len(needed_tokens(recipe))
+    rule = f"the last {policy.keep}, one being written"
     if policy.keep_every_tokens != "none":
-        count += ceil(total / policy.keep_every_tokens)
         rule += f", one every {policy.keep_every_tokens:,} tokens"
+    rule += f", {needed} for its children" if needed else ""
     yield "checkpoints at a time", f"{count:,}: {_bytes(count * each)}", f"recipe: {rule}"
+    weights = recipe.derived.parameters.total * WEIGHT_BYTES
     yield "weights at the end", _bytes(weights), f"{WEIGHT_BYTES} bytes a parameter"
-    several = 0
-    if policy.weights_every_tokens != "none":
-        several = ceil(total / policy.weights_every_tokens) * weights
+    several = weights_bytes(recipe) - weights
+    if several:
         said = f"recipe: every {policy.weights_every_tokens:,} tokens"
         yield "weights that stay", _bytes(several), said
-    yield "sum", _bytes(data + count * each + weights + several), "the rows above"
+    below = 0
+    if plan.children is not None and plan.children.storage_bytes is not None:
+        below = plan.children.storage_bytes - (count * each + weights + several)
+        yield "of its children", _bytes(below), "the table of the whole tree"
+    yield "sum", _bytes(data + count * each + weights + several + below), "the rows above"
 
 
 def _bytes(count: float) -> str:

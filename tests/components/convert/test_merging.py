@@ -16,6 +16,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.checkpoint.metadata import FileSection, Marker, RunProgress
 from components.checkpoint.retention import beside, complete
+from components.config.schema.children import Average
 from components.convert.merging import (
     average_into,
     buffers_of,
@@ -24,7 +25,6 @@ from components.convert.merging import (
     last_checkpoints,
 )
 from components.errors import RecipeError
-from components.optim.schedules import Average
 
 FINGERPRINT = "of one recipe"
 Tensors = Mapping[str, Tensor]

@@ -1,0 +1,83 @@
+#!/bin/bash
+#SBATCH --job-name=teuken7b
+#SBATCH --account=<account>
+#SBATCH --partition=booster
+#SBATCH --nodes=128
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=12
+#SBATCH --gres=gpu:4
+#SBATCH --hint=nomultithread
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@660
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --array=1-96%1
+#SBATCH --output=/path/to/kochbuch/runs/teuken7b-full/jobs/%A_%a.log
+# What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
+
+# The sources in brackets are those of conf/cluster/juwels.yaml.
+module load Stages/2025 GCC/13.3.0 Python/3.12.3 CUDA/12
+unset PYTHONPATH  # the stage's own packages would hide those of the environment (OEL)
+export NCCL_IB_TIMEOUT=50  # links flip on the Booster (JUB, TLL); Teuken's script has 20
+export UCX_RC_TIMEOUT=4s  # for the same flips (SB, JUB)
+export NCCL_IB_RETRY_CNT=10  # for the same flips (JUB)
+export NCCL_NET_GDR_LEVEL=2  # a port reads devices across PCIe switches (OEL)
+export NCCL_NET_GDR_READ=1  # goes with it (OEL)
+export NCCL_SOCKET_FAMILY=AF_INET  # addresses of nodes are IPv4 (OEL)
+export NCCL_SOCKET_IFNAME=ib0  # host names with an i are addresses of this interface (SB)
+export GLOO_SOCKET_IFNAME=ib0  # as for NCCL (SB)
+export CUDA_VISIBLE_DEVICES=0,1,2,3  # the scheduler would show each rank one device, called 0 (JUB, ITW)
+source /path/to/kochbuch/.venv/bin/activate
+cd /path/to/kochbuch || exit
+node=/tmp/kochbuch-$SLURM_JOB_ID
+# Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
+for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH; do export "$cache=${!cache:-$node/cache/$cache}"; done
+# Memory of a device in segments that grow, unless somebody has set torch's allocator already.
+[ -n "${PYTORCH_CUDA_ALLOC_CONF-}" ] || export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF-expandable_segments:True}"
+run=/path/to/kochbuch/runs/teuken7b-full
+mkdir -p "$run/ranks"
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun takes it no more from sbatch, since 22.05
+
+# What follows from the run's checkpoints is submitted when they are there, also of a run that has ended.
+grow() { "$@" python -m command.tree.course "$run" &>> "$run/jobs/children.log"; }
+grow
+# By 3 this ends the chain, and jobs/chain.jsonl says why.
+python -m cluster.begin "$run" || exit $(($? != 3))
+
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR MASTER_PORT
+
+trap 'touch "$run/stop"' USR1  # 660 s before the wall: the run saves and stops
+# Compiled kernels and copies of Python go with the job.
+remove_from_nodes() { timeout 300 srun --kill-on-bad-exit=1 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap rm -rf "$node"; }
+trap remove_from_nodes EXIT
+
+launch() {
+  MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)i  # as other nodes reach it
+  # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
+  timeout --kill-after=10 360 srun --kill-on-bad-exit=1 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 \
+    --output="$run/ranks/%A_%a-preflight-%t.log" python -m components.preflight "$run" & looking=$!
+  python -m cluster.preflight "$run"
+  status=$?
+  timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
+  [ "$status" -eq 0 ] || return "$status"
+  nodes=$(wc -l < "$run/preflight/nodes")
+  MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")i
+  # One task a rank. Network ports: each device shares a PCIe switch with one of four ports; NCCL finds it.
+  srun --kill-on-bad-exit=1 --output="$run/ranks/%A_%a-%t.log" --open-mode=append \
+    --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 4)) \
+    python -m components.train "$run" &
+  wait $!
+  status=$?
+  [ "$status" -le 128 ] || { wait $!; status=$?; }  # the signal ended the first wait, not the ranks
+  return "$status"
+}
+# Told to end, it first lets a submission that is under way be noted.
+(trap 'kill $!; wait $!; exit' TERM; while sleep 60 & wait $!; do grow exec & wait $!; done) & growing=$!
+launch
+python -m cluster.end "$run" $?  # says what happened; its status is the job's
+status=$?
+kill "$growing" 2> /dev/null
+timeout 30 tail --pid="$growing" -s 0.2 -f /dev/null
+grow
+(exit "$status")
