@@ -85,7 +85,7 @@ def ask(words: Sequence[str]) -> StudyRequest:
     beside = tuple(w for w in words if not w.startswith((*MINE, OVER)))
     study = check_study(tree, file.name, beside)
     for key in (*arguments.values, *arguments.choices, *([RECIPE] if arguments.recipe else [])):
-        if any(key == one or key.startswith(f"{one}.") for one in varied(study)):
+        if key in varied(study):
             remedy = f"leave {key} out, or change it in a file of your own"
             raise RecipeError(key, f"the study {study.name} varies it", remedy)
     check_recipe_words(varied(study), file.name)

@@ -85,8 +85,16 @@ def _fixed(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _recipe(tree: Mapping[str, Any], where: str, words: Sequence[str]) -> Recipe:
-    """Compose the recipe that the points vary, with what the study sets."""
+    """Compose the recipe that the points vary, with what the study sets.
+
+    Raises:
+        RecipeError: it cannot be composed, or the words set what varies.
+    """
     said, chosen = {word.partition("=")[0] for word in words}, []
+    for key in said:
+        if key == SHARES or key.startswith(f"{SHARES}."):
+            remedy = f"leave {key} out: the study draws around the recipe's own shares"
+            raise RecipeError(key, f"{where} varies it", remedy)
     if RECIPE not in said:
         name = check_recipe_place(str(tree.get(RECIPE)), f"{where}.{RECIPE}")
         chosen.append(f"{RECIPE}={name}")
