@@ -179,6 +179,7 @@ def _drawn(rule: MixtureRule, own: Shares, place: str) -> list[Shares]:
     generator = np.random.default_rng(rule.seed)
     strengths = np.geomspace(*rule.strength, STRENGTHS)
     found: list[Shares] = []
+    seen = {tuple(own.values())}
     for _ in range(TRIES * rule.runs):
         if len(found) == rule.runs - 1:
             break
@@ -190,7 +191,8 @@ def _drawn(rule: MixtureRule, own: Shares, place: str) -> list[Shares]:
             for name in names
             for low, high in [bounds_of(rule, name)]
         )
-        if inside and shares not in (own, *found):
+        if inside and (key := tuple(shares.values())) not in seen:
+            seen.add(key)
             found.append(shares)
     if len(found) < rule.runs - 1:
         problem = f"of {TRIES * rule.runs:,} mixtures drawn {len(found)} are within the bounds"

@@ -15,6 +15,7 @@ from components.scaling.law import LARGEST, Values
 
 RUNS_A_CONSTANT = 2
 FLOORS = (0.3, 0.6, 0.9)  # of the least loss: the floors that a fit begins with
+MOST_STEPS = 200  # of a fit: where no share moves the loss, floor and slopes trade for ever
 LEAST_FLOOR = 1e-6  # of the least loss, below which a floor is none
 
 
@@ -95,7 +96,7 @@ def _descend(shares: Values, losses: Values, start: MixtureLaw) -> tuple[float, 
 
     floor = max(start.floor, LEAST_FLOOR * float(losses.min()))
     begin = np.array([np.log(floor), *start.slopes])
-    found = least_squares(residuals, begin, jac=jacobian, method="lm", max_nfev=2_000)
+    found = least_squares(residuals, begin, jac=jacobian, method="lm", max_nfev=MOST_STEPS)
     law = MixtureLaw(floor=float(np.exp(min(found.x[0], LARGEST))), slopes=found.x[1:])
     return float(found.cost), law
 

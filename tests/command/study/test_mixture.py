@@ -1,6 +1,7 @@
 """Mixture studies: points around a recipe's shares, and what planted laws of them propose."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,12 +98,12 @@ def test_points_are_a_function_of_the_file_and_its_seed(asked: StudyRequest) -> 
 def test_drawn_shares_scatter_around_the_recipes_own_to_a_power() -> None:
     """The mean of a Dirichlet distribution is its centre: 0.40, 0.40 and 0.20 by the roots."""
     tree = shipped()
-    tree["mixture"] |= {"runs": 2_000, "bounds": {}}
+    tree["mixture"] |= {"runs": 600, "bounds": {}}
     study = check_study(tree, "mixture.yaml")
     assert isinstance(study, MixtureStudy)
     drawn = np.array([[*shares_of(point).values()] for point in study.points[1:]])
     roots = np.sqrt([0.4440, 0.4436, 0.1124])
-    assert drawn.mean(axis=0) == pytest.approx(roots / roots.sum(), abs=0.02)
+    assert drawn.mean(axis=0) == pytest.approx(roots / roots.sum(), abs=0.04)
 
 
 def test_a_points_recipe_reads_its_shares_and_no_carriers(asked: StudyRequest) -> None:
@@ -242,17 +243,17 @@ def test_the_terminal_has_the_words_for_the_recipe_and_what_limits_them(
     said = capfd.readouterr().out
     words = yaml.safe_load(said[said.index("data:\n") :])
     assert sum(words["data"]["shares"].values()) == pytest.approx(1.0)
-    share = words["data"]["shares"]["nordic_en"]
-    times = share * 2_000_000_000_000 / 128_000
-    for text in (
+    times = words["data"]["shares"]["nordic_en"] * 2_000_000_000_000 / 128_000
+    (found,) = re.findall(r"viking_7b would read nordic_en ([\d,.]+)\stimes", said)
+    assert float(found.replace(",", "")) == pytest.approx(times, rel=1e-3)
+    for part in (
         "held out",
         "gain, nats",
-        f"would read nordic_en {times:,.1f}"[:30],
         "the gain is beyond the fit's interval",
         "would read starcoder, slimpajama is not known",
         "losses are a token of 512 pieces",
     ):
-        assert text in said
+        assert part in said
 
 
 def test_a_gain_that_the_fit_does_not_show_is_said_to_be_none(
