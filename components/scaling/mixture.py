@@ -38,7 +38,7 @@ class MixtureRuns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class MixtureGoal:
     """What is minimised: losses by ``weights`` (targets,), shares from ``low`` to ``high``.
 
     ``own`` (sources,) are the shares that the proposal stands beside.
@@ -101,7 +101,7 @@ class MixtureProposal(BaseModel, frozen=True):
     level: float = LEVEL
 
 
-def propose_mixture(runs: MixtureRuns, asked: Question) -> MixtureProposal:
+def propose_mixture(runs: MixtureRuns, asked: MixtureGoal) -> MixtureProposal:
     """Fit a law to each held-out loss and minimise their weighted sum.
 
     Raises:
@@ -139,7 +139,7 @@ def propose_mixture(runs: MixtureRuns, asked: Question) -> MixtureProposal:
     )
 
 
-def best_mixture(laws: Sequence[MixtureLaw], asked: Question) -> Values:
+def best_mixture(laws: Sequence[MixtureLaw], asked: MixtureGoal) -> Values:
     """Find the shares of the least weighted loss; it is convex, so there is one minimum."""
     room, mass = asked.high - asked.low, float(asked.own.sum())
     begin = asked.low + room * (mass - asked.low.sum()) / max(room.sum(), EXACT)
@@ -193,7 +193,7 @@ def _drawn_laws(
     return found
 
 
-def _weighted(laws: Sequence[MixtureLaw], asked: Question, shares: Values) -> float:
+def _weighted(laws: Sequence[MixtureLaw], asked: MixtureGoal, shares: Values) -> float:
     return float(asked.weights @ np.array([float(law.loss(shares)) for law in laws]))
 
 
@@ -203,7 +203,7 @@ def _between(value: float, drawn: Values) -> FigureRange:
 
 
 def _compared(
-    runs: MixtureRuns, laws: Sequence[MixtureLaw], asked: Question, run: int
+    runs: MixtureRuns, laws: Sequence[MixtureLaw], asked: MixtureGoal, run: int
 ) -> MixtureRun:
     loss, predicted = (
         float(asked.weights @ runs.losses[run]),
@@ -221,7 +221,7 @@ def _compared(
 def _fitted(
     runs: MixtureRuns,
     law: MixtureLaw,
-    asked: Question,
+    asked: MixtureGoal,
     best: Values,
     target: int,
     with_floor: bool,

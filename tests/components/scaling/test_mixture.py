@@ -9,8 +9,8 @@ from scipy.optimize import approx_fprime, curve_fit
 
 from components.errors import RecipeError
 from components.scaling.mixture import (
+    MixtureGoal,
     MixtureRuns,
-    Question,
     best_mixture,
     is_between,
     propose_mixture,
@@ -51,10 +51,10 @@ def planted(
     )
 
 
-def question(**changes: Array) -> Question:
+def question(**changes: Array) -> MixtureGoal:
     own = np.array([0.6, 0.3, 0.1])
     asked = {"weights": np.ones(3) / 3, "low": np.zeros(3), "high": np.ones(3), "own": own}
-    return Question(**{**asked, **changes})
+    return MixtureGoal(**{**asked, **changes})
 
 
 def test_a_planted_law_is_found_again() -> None:
@@ -207,4 +207,4 @@ def test_runs_of_which_most_samples_tell_no_law_have_no_interval() -> None:
     )
     ends = {"low": np.zeros(11), "high": np.ones(11), "own": np.full(11, 1 / 11)}
     with pytest.raises(RecipeError, match="of 12 runs most samples tell no law"):
-        propose_mixture(runs, Question(weights=np.ones(1), **ends))
+        propose_mixture(runs, MixtureGoal(weights=np.ones(1), **ends))
