@@ -76,11 +76,11 @@ def test_points_are_the_recipes_own_shares_and_others_within_bounds(
     mixtures = [shares_of(point) for point in study.points]
     own = {"starcoder": 0.4440, "slimpajama": 0.4436, "nordic_en": 0.1124}
     assert mixtures[0] == own
-    assert len({tuple(one.values()) for one in mixtures}) == study.mixture.runs == 10
+    assert len({tuple(one.values()) for one in mixtures}) == study.mixture.runs == 13
     for shares in mixtures:
         assert sum(shares.values()) == pytest.approx(1.0, abs=1e-9)
         assert all(0.02 <= share <= 0.9 for share in shares.values())
-    assert [study.is_held_out(point) for point in study.points] == [*[False] * 9, True]
+    assert [study.is_held_out(point) for point in study.points] == [*[False] * 12, True]
 
 
 def test_points_are_a_function_of_the_file_and_its_seed(asked: StudyRequest) -> None:
@@ -164,7 +164,7 @@ def of_rule(**changes: Any) -> Callable[[dict[str, Any]], object]:
         (
             of_rule(bounds={"nordic_en": [0.1123, 0.1125], "starcoder": [0.4439, 0.4441]}),
             "mixture.bounds",
-            "of 10,000 mixtures drawn 0 are within the bounds",
+            "of 13,000 mixtures drawn 0 are within the bounds",
         ),
         (
             lambda t: t["set"].pop("scale.shrink.carriers"),
@@ -224,7 +224,7 @@ def test_planted_laws_propose_their_minimum(
     at_own = np.mean([law.loss(own) for law in PLANTED.values()])
     assert found["own"]["value"] == pytest.approx(at_own, abs=1e-3)
     assert found["gain"]["low"] <= found["gain"]["value"] <= found["gain"]["high"]
-    assert [one["held_out"] for one in found["runs"]] == [*[False] * 9, True]
+    assert [one["held_out"] for one in found["runs"]] == [*[False] * 12, True]
     assert max(abs(one["error"]) for one in found["runs"]) < 1e-4
     # Sources that the study does not have keep their shares, the others share theirs.
     shares = found["data"]["shares"]
@@ -281,7 +281,7 @@ def change(finished: Path, file: str, edit: Callable[[dict[str, Any]], object]) 
 @pytest.mark.parametrize(
     ("file", "edit", "problem"),
     [
-        ("results.json", lambda t: t.update(status="stopped"), "9 of 10 runs of mixture have"),
+        ("results.json", lambda t: t.update(status="stopped"), "12 of 13 runs of mixture have"),
         ("data.json", lambda t: t.update(key="b"), "read other data than"),
         (
             "results.json",

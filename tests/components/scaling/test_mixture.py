@@ -179,8 +179,8 @@ def test_noise_widens_the_intervals_and_hides_a_small_gain() -> None:
 
 
 def test_few_runs_have_a_law_without_a_floor() -> None:
-    assert (fewest_runs(3), fewest_runs(3, with_floor=True)) == (6, 8)
-    assert [has_floor(runs, 3) for runs in (7, 8)] == [False, True]
+    assert (fewest_runs(3), fewest_runs(3, with_floor=True)) == (6, 12)
+    assert [has_floor(runs, 3) for runs in (11, 12)] == [False, True]
     found = propose_mixture(planted(8), question())
     assert not found.with_floor
     assert {one.floor for one in found.laws} == {0.0}
