@@ -60,12 +60,13 @@ class ProposedShare(BaseModel, frozen=True):
 
 
 class TargetFit(BaseModel, frozen=True):
-    """The law of one held-out loss; errors are parts of the loss, ``left_out`` their mean."""
+    """The law of one held-out loss; errors are parts of it, ``left_out`` is their median."""
 
     source: str
     floor: float
     slopes: Mapping[str, float]
     left_out: float
+    left_out_worst: float
     held_out: float
     own: float
     proposed: float
@@ -234,7 +235,8 @@ def _fitted(
         source=runs.targets[target],
         floor=law.floor,
         slopes=dict(zip(runs.sources, map(float, law.slopes), strict=True)),
-        left_out=float(np.abs(errors).mean()),
+        left_out=float(np.median(np.abs(errors))),
+        left_out_worst=float(errors[np.abs(errors).argmax()]),
         held_out=float(apart[np.abs(apart).argmax()]),
         own=float(law.loss(asked.own)),
         proposed=float(law.loss(best)),

@@ -53,7 +53,7 @@ def _cards(found: MixtureProposal) -> tuple[Card, ...]:
         Card("proposed", f"{found.proposed.value:.3f}", ("weighted loss, nats a token",)),
         Card("own mixture", f"{found.own.value:.3f}", ("weighted loss by the same laws",)),
         Card("held-out run", f"{apart:+.2%}", ("off by",)),
-        Card("left-out runs", f"{worst.left_out:.2%}", (f"off by, worst: {worst.source}",)),
+        Card("left-out runs", f"{worst.left_out:.2%}", (f"off by, median; {worst.source}",)),
     )
 
 

@@ -34,6 +34,7 @@ def losses_grid(found: MixtureProposal) -> Grid:
             numbers.loss(one.own),
             numbers.loss(one.proposed),
             f"{one.left_out:.2%}",
+            f"{one.left_out_worst:+.2%}",
             f"{one.held_out:+.2%}",
             f"{one.floor:.3f}" if found.with_floor else numbers.ABSENT,
             *(f"{one.slopes[share.source]:+.3f}" for share in found.shares),
@@ -41,7 +42,7 @@ def losses_grid(found: MixtureProposal) -> Grid:
         for one in found.laws
     ]
     slopes = (f"by {share.source}" for share in found.shares)
-    errors = ("left out, off by", "held out, off by")
+    errors = ("left out, off by", "at worst", "held out, off by")
     columns = ("held-out loss of", "own", "proposed", *errors, "floor", *slopes)
     return Grid(columns=columns, rows=rows)
 

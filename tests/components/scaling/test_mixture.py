@@ -165,7 +165,8 @@ def test_of_planted_laws_the_gain_is_what_they_say() -> None:
     assert found.is_own_tried
     assert [one.held_out for one in found.runs] == [*[False] * 13, True]
     assert max(abs(one.held_out) for one in found.laws) < 1e-4
-    assert max(one.left_out for one in found.laws) < 1e-3
+    assert max(abs(one.left_out_worst) for one in found.laws) < 1e-3
+    assert all(one.left_out <= abs(one.left_out_worst) for one in found.laws)
 
 
 def test_noise_widens_the_intervals_and_hides_a_small_gain() -> None:
