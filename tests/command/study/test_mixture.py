@@ -316,7 +316,7 @@ def test_tiny_runs_are_trained_and_propose_a_mixture(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tree = shipped()
-    tree["set"]["budget.total_tokens"] = 4_096
+    tree["set"] |= {"budget.total_tokens": 4_096, "schedule.warmup_tokens": 512}
     tree["mixture"]["runs"] = 7
     file = tmp_path / "tiny.yaml"
     file.write_text(yaml.safe_dump(tree | {"name": "tiny"}))

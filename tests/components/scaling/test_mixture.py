@@ -68,7 +68,8 @@ def test_a_planted_law_is_found_again() -> None:
 def test_without_a_floor_logarithms_are_linear_in_the_shares() -> None:
     shares, slopes = drawn_shares(7), np.array([1.2, 1.5, 0.9])
     found = fit_mixture_law(shares, np.exp(shares @ slopes), with_floor=False)
-    assert (found.floor, found.slopes) == (0.0, pytest.approx(slopes))
+    assert found.floor == 0.0
+    assert found.slopes == pytest.approx(slopes)
 
 
 def test_the_factor_of_the_published_form_is_a_part_of_every_slope() -> None:
