@@ -132,6 +132,13 @@ def open_embedded(name: str, where: str, corpora: Path = CORPORA) -> Input:
     return LocalFile(path=texts[name], name=name, where=where, column="text")
 
 
+def embedded_names(name: str, corpora: Path = CORPORA) -> list[str]:
+    """Name the texts of a folder of ``corpora/``; any other name stands for itself."""
+    folders = {folder.name: folder for folder in corpora.iterdir() if folder.is_dir()}
+    texts = sorted(folders[name].glob("*.txt")) if name in folders else []
+    return [f"{name}/{text.stem}" for text in texts] or [name]
+
+
 def licence_of(name: str) -> str:
     """Return the licence of an embedded corpus (LICENSE, corpora/)."""
     return "PSF-2.0" if name.startswith("python/") else "CC0-1.0"
@@ -242,7 +249,8 @@ def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
         raise RecipeError(where, "the name becomes a file name", remedy)
     inputs: list[Input] = []
     if source.embedded is not None:
-        inputs.append(open_embedded(source.embedded, f"{where}.embedded"))
+        names = embedded_names(source.embedded)
+        inputs += [open_embedded(name, f"{where}.embedded") for name in names]
     inputs += open_files(source.files, f"{where}.files", source.column)
     if source.dataset is not None:
         dataset = source.dataset

@@ -1,4 +1,4 @@
-"""Predict a large run from a ladder of small ones: its loss and rate, beside its bill."""
+"""Predict a large run from small ones: loss and rate beside its bill, or a better mixture."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -7,10 +7,14 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import print_result
 from command.study.ladder import LadderResult, read_ladder
+from command.study.mixture import MixtureResult, read_mixture
+from command.study.request import ask_runs
+from command.study.schema import MixtureStudy
+from components.config.schema.recipe import Recipe
 from components.planner.plan import plan_recipe
 from components.planner.result import PlanResult, plan_result
 from components.report.pages import check_destination, check_plotly
-from components.report.prediction import tables
+from components.report.prediction import mixture_tables, tables
 from components.report.tables import terminal_table
 from components.terminal import console, say, tell
 
@@ -26,7 +30,56 @@ def run(arguments: Arguments) -> None:
         check_plotly("file")
         check_destination(arguments.file)
     recipe = compose_recipe(arguments)
-    found = read_ladder(arguments, recipe)
+    asked = ask_runs(arguments)
+    if isinstance(asked.study, MixtureStudy):
+        _tell_mixture(arguments, read_mixture(asked, asked.study, recipe))
+    else:
+        _tell_ladder(arguments, recipe, read_ladder(arguments, recipe))
+
+
+def _tell_mixture(arguments: Arguments, found: MixtureResult) -> None:
+    print_result(arguments.output, found.as_json(), lambda: _print_mixture(found))
+    if arguments.file is not None:
+        from components.report.prediction.mixture_page import ProposedMixture, write_mixture
+
+        said = ProposedMixture(
+            title=f"{found.recipe.name}: a mixture, proposed by {found.study.name}",
+            convention=found.study.published.convention,
+            notes=found.notes,
+            epochs=found.epochs,
+            words=found.as_yaml(),
+            again=_again(found.study.name, found.recipe),
+        )
+        page = write_mixture(said, found.proposal, arguments.file)
+        (say if arguments.output == "json" else tell)(str(page))
+
+
+def _again(study: str, recipe: Recipe) -> str:
+    chosen = f"recipe={recipe.name} cluster={recipe.cluster.name}"
+    return f"python run.py action=predict study={study} {chosen}"
+
+
+def _print_mixture(found: MixtureResult) -> None:
+    out = console(width=WIDTH)
+    proposal, title = found.proposal, found.study.figure.title
+    out.print(f"{title}: {found.study.published.convention}")
+    for grid in (
+        mixture_tables.mixture_runs_grid(proposal),
+        mixture_tables.losses_grid(proposal),
+        mixture_tables.shares_grid(proposal, found.epochs),
+        tables.pairs("by the laws", mixture_tables.mixture_rows(proposal)),
+    ):
+        out.print()
+        out.print(terminal_table(grid))
+    out.print()
+    for note in found.notes:
+        out.print(note)
+    out.print()
+    out.print(f"for {found.recipe.name}:")
+    out.print(found.as_yaml())
+
+
+def _tell_ladder(arguments: Arguments, recipe: Recipe, found: LadderResult) -> None:
     plan = plan_result(recipe, plan_recipe(recipe))
     tree = {**found.as_json(), "plan": plan.as_json()["bill"]}
     print_result(arguments.output, tree, lambda: _print(found, plan))
@@ -41,14 +94,13 @@ def _said(found: LadderResult) -> "PredictedRecipe":
     from components.report.prediction.page import PredictedRecipe
 
     recipe, study = found.recipe, found.study
-    command = f"python run.py action=predict study={study.name}"
     return PredictedRecipe(
         title=f"{recipe.name} on {recipe.cluster.name}, predicted by {study.name}",
         unit=study.published.unit,
         convention=study.published.convention,
         notes=found.notes,
         rows=tuple(predicted_rows(found)),
-        again=f"{command} recipe={recipe.name} cluster={recipe.cluster.name}",
+        again=_again(study.name, recipe),
     )
 
 

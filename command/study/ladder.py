@@ -6,7 +6,7 @@ from typing import Any
 
 from command.arguments import Arguments
 from command.study import runs
-from command.study.request import StudyRequest, ask
+from command.study.request import StudyRequest, ask_runs
 from command.study.schema import PARAMETERS, LadderStudy, Point
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
@@ -45,10 +45,7 @@ def read_ladder(arguments: Arguments, recipe: Recipe) -> LadderResult:
     Raises:
         RecipeError: there is no such ladder, runs are missing, or they tell no law.
     """
-    if arguments.study is None:
-        raise RecipeError("study", "no ladder is named", "write study=ladder")
-    words = [f"study={arguments.study}", "action=report"]
-    asked = ask(words if arguments.run is None else [*words, f"run={arguments.run}"])
+    asked = ask_runs(arguments)
     study = asked.study
     if not isinstance(study, LadderStudy):
         remedy = "write study=ladder, or a file with ladder: (docs/scaling.md)"
@@ -81,20 +78,15 @@ def finished_runs(
     Raises:
         RecipeError: some have not finished, or a size is not what the file says.
     """
-    ended = [runs.result_in(asked, point) for point in study.points]
-    done = [one for one in ended if one is not None and one.figure is not None]
-    if len(done) < len(study.points):
-        problem = f"{len(done)} of {len(study.points)} runs of {study.name} have a loss in"
-        remedy = f"train them: python run.py -m study={study.name}; or name their run=FOLDER"
-        raise RecipeError("study", f"{problem} {asked.folder}", remedy)
+    key = study.objective.measured
     return [
         (
             _checked_size(asked.folder_of(point), point),
-            int(one.found["tokens"]),
-            float(one.figure or 0.0),
+            int(found["tokens"]),
+            runs.figure_in(found, key, "objective.measured"),
             study.is_held_out(point),
         )
-        for point, one in zip(study.points, done, strict=True)
+        for point, found in zip(study.points, runs.all_results(asked, study), strict=True)
     ]
 
 

@@ -4,9 +4,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from command.arguments import ROOT, Arguments, parse_word, read_point
+from command.arguments import ROOT, Arguments, read_point
 from command.outcome import Status
 from command.recipe.lock_file import check_recipe_place
 from command.recipe.yaml_file import read_data
@@ -16,8 +15,8 @@ from command.study.schema import (
     ListedStudy,
     Point,
     SearchStudy,
-    Value,
 )
+from command.study.shares import read_value
 from command.study.study_file import check_study, varied
 from command.sweep import STUDY, as_folder, folder_of_runs, named_after, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
@@ -25,7 +24,7 @@ from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 OVER = "study."  # keys of the study's own file
-NO_RUN_HAS = {"search", "queue", "figure", "why", "columns", "measures"}
+NO_RUN_HAS = {"search", "queue", "figure", "why", "columns", "measures", "mixture"}
 MINE = (STUDY, "run=", "action=", "output=", "at_most=", "file=")
 
 
@@ -45,7 +44,7 @@ class StudyRequest:
         """Ask for a point as the command line would; a key that the user names is his."""
         named = {word.partition("=")[0] for word in self.words}
         values = {RECIPE: self.study.recipe, **self.study.values(point)}
-        own = {key: _read(key, value) for key, value in values.items() if key not in named}
+        own = {key: read_value(key, value) for key, value in values.items() if key not in named}
         words = list(self.words)
         if RECIPE in own:
             recipe = check_recipe_place(str(own.pop(RECIPE)), f"{self.study.name}.recipe")
@@ -61,13 +60,6 @@ class StudyRequest:
         """Name the keys in the study's order: a journal gives them back in another."""
         keys = varied(self.study)
         return self.folder / as_folder(f"{key}={point[key]}" for key in keys)
-
-
-def _read(key: str, value: Value) -> Any:
-    """Read a text in braces as the command line does: a part of a recipe, of several keys."""
-    if isinstance(value, str) and value.startswith("{"):
-        return parse_word(f"{key}={value}").value()
-    return value
 
 
 def ask(words: Sequence[str]) -> StudyRequest:
@@ -90,7 +82,8 @@ def ask(words: Sequence[str]) -> StudyRequest:
         over[f"study.{'search' if 'search' in tree else 'queue'}.at_once"] = arguments.at_most
     for key, value in over.items():
         _put(tree, key, value)
-    study = check_study(tree, file.name)
+    beside = tuple(w for w in words if not w.startswith((*MINE, OVER)))
+    study = check_study(tree, file.name, beside)
     for key in (*arguments.values, *arguments.choices, *([RECIPE] if arguments.recipe else [])):
         if key in varied(study):
             remedy = f"leave {key} out, or change it in a file of your own"
@@ -99,6 +92,18 @@ def ask(words: Sequence[str]) -> StudyRequest:
     asked = _asked(study, arguments, tuple(w for w in words if not w.startswith(MINE)))
     check_words(asked.action, [*keys_of(arguments.words), OF_STUDY])
     return asked
+
+
+def ask_runs(arguments: Arguments) -> StudyRequest:
+    """Ask for the runs of ``study=``, which lie where it left them or in ``run=``.
+
+    Raises:
+        RecipeError: no study is named, or it is wrong.
+    """
+    if arguments.study is None:
+        raise RecipeError("study", "no ladder is named", "write study=ladder")
+    words = [f"study={arguments.study}", "action=report"]
+    return ask(words if arguments.run is None else [*words, f"run={arguments.run}"])
 
 
 def _asked(

@@ -217,12 +217,27 @@ def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
     return PointEnding(figure_in(results, key, "objective.measured"), "", results)
 
 
+def all_results(asked: StudyRequest, study: ListedStudy) -> list[Mapping[str, Any]]:
+    """Read the results of every point.
+
+    Raises:
+        RecipeError: some have not finished, or have not what the study compares.
+    """
+    ended = [result_in(asked, point) for point in study.points]
+    done = [one.found for one in ended if one is not None and one.figure is not None]
+    if len(done) < len(study.points):
+        problem = f"{len(done)} of {len(study.points)} runs of {study.name} have a loss in"
+        remedy = f"train them: python run.py -m study={study.name}; or name their run=FOLDER"
+        raise RecipeError("study", f"{problem} {asked.folder}", remedy)
+    return done
+
+
 def _held_out_in(results: Mapping[str, Any], key: str) -> PointEnding:
     """Read a held-out loss; an untrained model's or another mean stands for none."""
     held_out = HeldOutRecord.model_validate(results.get("held_out") or {})
     figure = getattr(held_out, key.removeprefix("held_out."))
     if figure is not None:
-        return PointEnding(figure, "")
+        return PointEnding(figure, "", results)
     if held_out.by_source:  # an earlier version's
         return PointEnding(None, f"{key} was not measured; held_out.final_unweighted was")
     return PointEnding(None, f"{key}: no evaluation since step 0")

@@ -4,8 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from components.config.schema.data import Source
 from components.errors import RecipeError
-from data_prep.sources import library_docs, library_source, open_embedded
+from data_prep.sources import (
+    embedded_names,
+    find_inputs,
+    library_docs,
+    library_source,
+    open_embedded,
+)
 
 WHERE = "data.sources.mine.embedded"
 
@@ -47,6 +54,18 @@ def test_a_text_of_a_corpora_folder_is_found_by_its_path(tmp_path):
     corpus = open_embedded("eu24/mt", WHERE, tmp_path)
     assert [document.text for document in corpus.documents()] == ["Bonġu.", "Grazzi."]
     assert corpus.record().name == "eu24/mt"
+
+
+def test_a_folder_of_corpora_stands_for_all_of_its_texts(tmp_path):
+    (tmp_path / "eu24").mkdir()
+    for name in ("mt", "ga"):
+        (tmp_path / "eu24" / f"{name}.txt").write_text("Bonġu.", encoding="utf-8")
+    assert embedded_names("eu24", tmp_path) == ["eu24/ga", "eu24/mt"]
+    assert embedded_names("eu24/mt", tmp_path) == ["eu24/mt"]
+    assert embedded_names("python/source", tmp_path) == ["python/source"]
+    languages = find_inputs("parallel", Source(embedded="eu24"))
+    assert len(languages) == 24
+    assert sum(len([*text.documents()]) for text in languages) == 24 * 12
 
 
 def test_an_unknown_corpus_lists_the_known_ones(tmp_path):
