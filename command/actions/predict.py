@@ -107,6 +107,8 @@ def _said(found: LadderResult) -> "PredictedRecipe":
 def predicted_rows(found: LadderResult) -> Iterator[tuple[str, str]]:
     """Give label and text of what is predicted, the rate by the ladder's rule among it."""
     yield from tables.target_rows(found.prediction)
+    if found.by_budgets is not None:
+        yield tables.by_budgets_row(found.by_budgets)
     rule, own = found.study.ladder.lr, found.as_json()["lr_of_recipe"]
     said = f"{found.lr:.3g}, {rule.base:g} (N / {rule.at_parameters:,})^{rule.exponent:.3g}"
     yield "rate by the ladder's rule", said + (f"; the recipe has {own:.3g}" if own else "")

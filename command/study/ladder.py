@@ -1,5 +1,7 @@
 """A ladder's finished runs, and what their law says of a recipe at its own size."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,12 +9,15 @@ from typing import Any
 from command.arguments import Arguments
 from command.study import runs
 from command.study.request import StudyRequest, ask_runs
-from command.study.schema import PARAMETERS, LadderStudy, Point
+from command.study.schema import FLOPS, PARAMETERS, LadderStudy, Point
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 from components.run.records import DerivedRecord, read_record
-from components.scaling.law import Law
+from components.scaling.isoflop import BestByBudgets, best_by_budgets
+from components.scaling.law import FLOPS_PER_PARAMETER, Law
 from components.scaling.prediction import Prediction, predict
+
+LadderRow = tuple[int, int, float, bool]  # parameters, tokens, loss, whether it is held out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +28,7 @@ class LadderResult:
     recipe: Recipe
     prediction: Prediction
     law: Law
+    by_budgets: BestByBudgets | None
     lr: float
     notes: tuple[str, ...]
 
@@ -33,6 +39,7 @@ class LadderResult:
             "recipe": self.recipe.name,
             "cluster": self.recipe.cluster.name,
             **self.prediction.model_dump(mode="json"),
+            "by_budgets": self.by_budgets and self.by_budgets.model_dump(mode="json"),
             "lr": self.lr,
             "lr_of_recipe": _rate_of(self.recipe),
             "notes": self.notes,
@@ -53,14 +60,16 @@ def read_ladder(arguments: Arguments, recipe: Recipe) -> LadderResult:
     rows = finished_runs(asked, study)
     active, tokens = non_embedding(recipe), recipe.budget.total_tokens
     prediction, law = predict(rows, active, tokens)
+    best, missed = _by_budgets(study, rows, FLOPS_PER_PARAMETER * active * tokens)
     small = read_recipe(asked.folder_of(study.points[-1]) / "recipe.json")
     return LadderResult(
         study=study,
         recipe=recipe,
         prediction=prediction,
         law=law,
+        by_budgets=best,
         lr=float(f"{study.ladder.lr.at(active):.3g}"),
-        notes=tuple(_notes(recipe, small, prediction, study)),
+        notes=(*_notes(recipe, small, prediction, study), *missed),
     )
 
 
@@ -70,9 +79,7 @@ def non_embedding(recipe: Recipe) -> int:
     return counted.active - counted.embedding
 
 
-def finished_runs(
-    asked: StudyRequest, study: LadderStudy
-) -> list[tuple[int, int, float, bool]]:
+def finished_runs(asked: StudyRequest, study: LadderStudy) -> list[LadderRow]:
     """List parameters, tokens and loss of each run, and whether it is held out of the fit.
 
     Raises:
@@ -88,6 +95,21 @@ def finished_runs(
         )
         for point, found in zip(study.points, runs.all_results(asked, study), strict=True)
     ]
+
+
+def _by_budgets(
+    study: LadderStudy, rows: Sequence[LadderRow], flops: float
+) -> tuple[BestByBudgets | None, tuple[str, ...]]:
+    """Find the best size of the target's FLOPs by parabolas, where runs share budgets."""
+    if study.ladder.flops is None:
+        return None, ()
+    runs = defaultdict[float, list[tuple[float, float]]](list)
+    for point, (parameters, _, loss, _) in zip(study.points, rows, strict=True):
+        runs[float(point[FLOPS])].append((parameters, loss))
+    try:
+        return best_by_budgets(runs, flops), ()
+    except RecipeError as error:
+        return None, (f"no best size by parabolas of budgets: {error.problem}",)
 
 
 def _checked_size(run: Path, point: Point) -> int:

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StringCo
 from components.config.schema.sections import Stem
 from components.config.schema.types import FrozenMapping, Section, freeze
 from components.ranges import NonNegative, Share
+from components.scaling.law import FLOPS_PER_PARAMETER
 
 Value = bool | int | float | str
 Values = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
@@ -19,6 +20,7 @@ CHOSEN = (RECIPE, TOKENIZER)
 TRAINED_ON = "trained_on"  # of a study of tokenizers: a source of the data, or all
 SHARES = "data.shares"  # what the points of a mixture study differ in, a mapping in braces
 PARAMETERS = "non_embedding"  # parameters of a ladder's size, without the embedding
+RATIO, FLOPS = "tokens_per_parameter", "flops"  # what the length of a ladder's run follows from
 OUT_OF_MEMORY = "OOM"
 CSV_NAME = r"^[\w-]+\.csv$"  # a name, no path: the folder is not the file's to choose
 
@@ -196,15 +198,31 @@ class WarmupRule(Section):
     fraction: Annotated[float, Field(gt=0, lt=1)]
 
 
+class BudgetRule(Section):
+    """Lengths by FLOPs, 6 N D: each of ``budgets`` for the sizes whose D/N is between two."""
+
+    budgets: Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=3)]
+    tokens_per_parameter: Annotated[tuple[PositiveFloat, PositiveFloat], Field(strict=False)]
+
+    def takes(self, parameters: int, budget: float) -> bool:
+        """Whether a size is trained with a budget."""
+        low, high = self.tokens_per_parameter
+        return low <= budget / FLOPS_PER_PARAMETER / parameters**2 <= high
+
+
 class LadderRule(Section):
     """Small runs whose law predicts a large one: each of ``sizes`` at each length.
 
-    Sizes are keys of the recipe and ``non_embedding``, the parameters that these give;
-    the largest is no part of the fit and checks it.
+    Sizes are keys of the recipe and ``non_embedding``, the parameters that these give. Lengths
+    are by ``tokens_per_parameter``, or by ``flops``. What is largest, the size or else the
+    budget, is no part of the fit and checks it.
     """
 
     sizes: Annotated[tuple[FrozenMapping[Value], ...], Field(strict=False, min_length=4)]
-    tokens_per_parameter: Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)]
+    tokens_per_parameter: (
+        Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)] | None
+    ) = None
+    flops: BudgetRule | None = None
     lr: RateRule
     warmup: WarmupRule
 
@@ -215,7 +233,9 @@ class LadderStudy(ListedStudy):
     ladder: LadderRule
 
     def is_held_out(self, point: Point) -> bool:
-        """Whether a point is of the largest size."""
+        """Whether a point is of the largest size, or of the largest budget."""
+        if self.ladder.flops is not None:
+            return point[FLOPS] == self.ladder.flops.budgets[-1]
         return point[PARAMETERS] == self.ladder.sizes[-1][PARAMETERS]
 
 

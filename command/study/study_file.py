@@ -12,12 +12,11 @@ from typing import Any
 
 from command.arguments import ROOT
 from command.study import schema
+from command.study.ladder_points import spread_ladder
 from command.study.schema import (
-    PARAMETERS,
     CitedRows,
     Column,
     Interval,
-    LadderRule,
     LadderStudy,
     ListedStudy,
     MixtureStudy,
@@ -36,12 +35,6 @@ KINDS = ("space", "points", "grid", "ladder", "mixture")
 LISTED: Mapping[str, type[ListedStudy]] = {"ladder": LadderStudy, "mixture": MixtureStudy}
 MOST_POINTS = 1_000  # a grid multiplies: a stranger's could be endless
 TABLES = ROOT / "benchmarks" / "data"
-RATIO, TOTAL, BATCH = (
-    "tokens_per_parameter",
-    "budget.total_tokens",
-    "budget.global_batch_tokens",
-)
-RATE = "optimizer.lr"
 Cells = Mapping[str, str]
 Mistakes = Iterator[tuple[str, str, str]]  # path, problem and remedy
 
@@ -313,50 +306,3 @@ def _value(cell: str) -> int | float | str:
     except ValueError:
         return cell
     return int(number) if number.is_integer() else number
-
-
-def spread_ladder(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Add ``points`` to a ladder's file; lengths are whole steps, the shortest first.
-
-    Raises:
-        RecipeError: the rule lacks something, or its sizes do not rise.
-    """
-    place = f"{where}.ladder"
-    if not isinstance(tree["ladder"], dict):
-        raise RecipeError(place, f"{tree['ladder']!r} is no mapping", "see studies/ladder.yaml")
-    rule = read_section(LadderRule, tree["ladder"], place)
-    counts = [size.get(PARAMETERS) for size in rule.sizes]
-    whole = [one for one in counts if type(one) is int and one > 0]
-    if len(whole) < len(counts) or any(
-        one >= other for one, other in itertools.pairwise(whole)
-    ):
-        remedy = f"write {PARAMETERS}: N in each, smallest first"
-        problem = f"{counts} are no rising numbers of parameters"
-        raise RecipeError(f"{place}.sizes", problem, remedy)
-    fixed = tree.get("set")
-    step = fixed.get(BATCH) if isinstance(fixed, dict) else None
-    if type(step) is not int or step < 1:
-        remedy = f"write set: {{{BATCH}: 512}}"
-        raise RecipeError(
-            f"{where}.set", f"a ladder's lengths are whole steps of {BATCH}", remedy
-        )
-    points = [
-        _point(rule, size, count, ratio, step)
-        for size, count in zip(rule.sizes, whole, strict=True)
-        for ratio in rule.tokens_per_parameter
-    ]
-    return {**tree, "points": points}
-
-
-def _point(
-    rule: LadderRule, size: Mapping[str, Value], count: int, ratio: int, step: int
-) -> dict[str, Value]:
-    steps = max(1, round(ratio * count / step))
-    warmup = max(1, round(rule.warmup.fraction * steps)) * step
-    return {
-        **size,
-        RATIO: ratio,
-        TOTAL: steps * step,
-        RATE: float(f"{rule.lr.at(count):.3g}"),
-        rule.warmup.key: warmup,
-    }

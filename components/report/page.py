@@ -15,7 +15,6 @@ from components.report.held_out import held_out_card, held_out_grid
 from components.report.measurements import evaluation_grids, profile_grids, read_evaluations
 from components.report.outcome import ReportEntry, load_entries
 from components.report.pages import check_destination, embedded, set_page, write_page
-from components.report.scores import score_figure
 from components.report.sweep import RESULTS, Sweep, named_by_values, sweep_figure, sweep_of
 from components.report.tables import Grid, grid_by_quantity
 
@@ -178,7 +177,7 @@ def _charts(
         "rate": figures.step_figure(named, "lr"),
         "gradient": figures.step_figure(named, "gradient_norm"),
         "throughput": figures.step_figure(named, "tokens_per_second", exponents="B"),
-        "scores": score_figure(named, evaluated, least=1 if tree else 2),
+        "scores": figures.score_figure(named, evaluated, least=1 if tree else 2),
     }
     for figure in filter(None, drawn.values()):
         figures.tell_apart(figure, named)

@@ -6,6 +6,7 @@ from components.planner.result import PlanResult
 from components.report import numbers
 from components.report.plan_tables import bill_rows
 from components.report.tables import Grid
+from components.scaling.isoflop import BestByBudgets
 from components.scaling.prediction import FigureRange, FittedLaw, Prediction
 
 
@@ -54,6 +55,16 @@ def target_rows(found: Prediction) -> list[tuple[str, str]]:
             f"tokens: {best.loss:.3f}",
         ),
     ]
+
+
+def by_budgets_row(best: BestByBudgets) -> tuple[str, str]:
+    """Return label and text of the best use of the FLOPs by the second approach."""
+    sizes = ", ".join(numbers.count(one.parameters) for one in best.budgets)
+    return (
+        "the same, by parabolas of each budget",
+        f"{numbers.count(best.parameters)} parameters on {numbers.count(best.tokens)} tokens: "
+        f"best sizes {sizes}, exponent {best.exponent:.3f}",
+    )
 
 
 def between(one: FigureRange, form: str) -> str:

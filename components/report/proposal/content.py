@@ -13,10 +13,11 @@ from components.planner.search_result import GIB
 from components.planner.tree import WEIGHT_BYTES, kept_checkpoints, weights_bytes
 from components.report import numbers
 from components.report.plan_tables import significant
+from components.report.plan_tree import longest_way, tree_sheet
 from components.report.proposal.page import Proposal, ProposalPart, Row
-from components.report.proposal.tree import whole_tree
 
 PLAN, RECIPE = "plan", "recipe"
+_OWN_STEPS = "plan: the steps that each node does itself"
 NOT_KNOWN = "not known"
 TERA, GIGA = 1e12, 1e9
 
@@ -42,7 +43,7 @@ def propose(recipe: Recipe, plan: PlanResult, ladder: LadderSays | None) -> Prop
         sections.append(ProposalPart(title="Expected loss", rows=rows, notes=ladder.notes))
     sections += [
         _compute(recipe, plan),
-        *([] if plan.children is None else [whole_tree(plan)]),
+        *([] if plan.children is None else [_whole_tree(plan)]),
         ProposalPart(title="Layout", rows=tuple(_layout(recipe, plan))),
         ProposalPart(title="Storage", rows=tuple(_storage(recipe, plan))),
         ProposalPart(title="Checkpoints", rows=tuple(_checkpoints(recipe, plan))),
@@ -242,3 +243,29 @@ def _storage(recipe: Recipe, plan: PlanResult) -> Iterator[Row]:
 
 def _bytes(count: float) -> str:
     return f"{count / TERA:,.2f} TB" if count >= TERA else f"{count / GIGA:,.1f} GB"
+
+
+def _whole_tree(plan: PlanResult) -> ProposalPart:
+    """Lay out the sums of a trunk and its children, then a row a node."""
+    tree, time, rows = plan.children, plan.time, list[Row]()
+    assert tree is not None, "only who has children asks"
+    if tree.device_hours is not None and time is not None:
+        # Nobody has asked for the range of each child's layout: the trunk's stands for all.
+        most = tree.device_hours * time.step_seconds_high / time.step_seconds
+        rows += [
+            ("device-hours of all, expected", significant(tree.device_hours), _OWN_STEPS),
+            ("device-hours of all, upper end", significant(most), "plan, the trunk's range"),
+        ]
+    if tree.energy_kwh is not None:
+        said = f"{significant(tree.energy_kwh)} kWh"
+        rows.append(("energy of the devices", said, "plan; power of a card"))
+    sheet = tree_sheet(tree)
+    for name, kind, _, at, *figures in sheet.rows[:-1]:
+        after = f" after {at} tokens" if at else ""
+        named = zip(figures, sheet.columns[4:], strict=True)
+        said = figures[0]
+        if tree.nodes[name].kind == "run":
+            said = ", ".join(f"{text} {unit}" for text, unit in named)
+        rows.append((f"{name}: {kind}{after}", said, _OWN_STEPS))
+    title = "The whole tree"
+    return ProposalPart(title=title, rows=tuple(rows), notes=(f"{longest_way(tree)}.",))

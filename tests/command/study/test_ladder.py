@@ -39,7 +39,12 @@ def ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of finished runs whose losses are those of a planted law."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    asked = ask(["study=ladder", "action=report", f"run={tmp_path / 'runs'}"])
+    return finished("ladder", tmp_path / "runs")
+
+
+def finished(name: str, runs: Path) -> Path:
+    """Put into a folder what finished runs of a ladder leave there, by the planted law."""
+    asked = ask([f"study={name}", "action=report", f"run={runs}"])
     recipe = compose_recipe(asked.arguments_of(study_of(asked).points[-1]))
     for point in study_of(asked).points:
         folder = asked.folder_of(point)
@@ -52,7 +57,15 @@ def ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / "derived.json").write_text(json.dumps(derived | {"flops_per_token": {}}))
         (folder / "results.json").write_text(json.dumps(results))
         (folder / "recipe.json").write_text(recipe.model_dump_json())
-    return tmp_path / "runs"
+    return runs
+
+
+def of_budgets(tree: dict[str, Any], **changes: Any) -> None:
+    """Give a ladder's file lengths by FLOPs."""
+    del tree["ladder"]["tokens_per_parameter"]
+    budgets = {"budgets": [3e11, 1e12, 3e12, 1e13], "tokens_per_parameter": [1, 10_000]}
+    tree["ladder"]["flops"] = budgets | changes
+    tree["figure"]["series"] = ["flops"]
 
 
 def test_points_follow_the_rule() -> None:
@@ -103,6 +116,17 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
             "no rising numbers of parameters",
         ),
         (lambda t: t["set"].pop("budget.global_batch_tokens"), "set", "whole steps"),
+        (
+            lambda t: t["ladder"].pop("tokens_per_parameter"),
+            "ladder.tokens_per_parameter",
+            "lengths are by this or by flops",
+        ),
+        (lambda t: of_budgets(t, budgets=[3, 2, 1]), "ladder.flops.budgets", "do not rise"),
+        (
+            lambda t: of_budgets(t, tokens_per_parameter=[1, 100]),
+            "ladder.flops.budgets",
+            r"1e\+12 FLOPs are the lengths of 2 sizes",
+        ),
     ],
 )
 def test_a_ladder_that_no_points_follow_from_is_refused(
@@ -111,6 +135,32 @@ def test_a_ladder_that_no_points_follow_from_is_refused(
     with pytest.raises(RecipeError, match=problem) as caught:
         check_study(broken(change), "ladder.yaml")
     assert caught.value.path == f"ladder.yaml.{path}"
+
+
+def test_runs_by_flops_have_the_law_and_the_parabolas_of_their_budgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The largest budget checks the law; both approaches say how to use the FLOPs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "budgets.yaml").write_text(yaml.safe_dump(broken(of_budgets)))
+    runs = finished("./budgets.yaml", tmp_path / "runs")
+    words = ("action=predict", "study=./budgets.yaml", *PREDICT[2:], f"run={runs}")
+    assert main([*words, "output=json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["loss"]["value"] == pytest.approx(PLANTED.loss(LARGE, TOKENS), rel=1e-3)
+    apart = [one for one in found["runs"] if one["held_out"]]
+    assert len(apart) == 5
+    for one in apart:
+        assert 6 * one["parameters"] * one["tokens"] == pytest.approx(1e13, rel=1e-3)
+    best = found["by_budgets"]
+    assert len(best["budgets"]) >= 3
+    for one in best["budgets"]:  # parabolas only come near the law
+        assert one["parameters"] == pytest.approx(
+            PLANTED.optimum(one["flops"]).parameters, rel=0.1
+        )
+    assert best["exponent"] == pytest.approx(PLANTED.parameters_exponent, abs=0.05)
+    assert main(list(words)) == 0
+    assert "by parabolas of each budget" in capfd.readouterr().out
 
 
 def test_a_planted_law_predicts_the_large_run(

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
+from components.report.figures import score_figure
 from components.report.measurements import evaluation_grids, read_evaluations
 from components.report.outcome import load_entries
 from components.report.page import render
-from components.report.scores import score_figure
 
 FIGURES = {
     "loss": 2.5, "perplexity": 12.182, "bits_per_byte": 1.25, "tokens": 4_100,

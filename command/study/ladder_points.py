@@ -1,0 +1,95 @@
+"""Points of a ladder: each of its sizes with lengths by tokens a parameter, or by FLOPs."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from command.study.schema import FLOPS, PARAMETERS, RATIO, LadderRule, Value
+from components.config.schema.recipe import read_section
+from components.errors import RecipeError
+from components.scaling.isoflop import LEAST_SIZES
+from components.scaling.law import FLOPS_PER_PARAMETER
+
+TOTAL, BATCH, RATE = "budget.total_tokens", "budget.global_batch_tokens", "optimizer.lr"
+Mistakes = Iterator[tuple[str, str, str]]  # path, problem and remedy
+
+
+def spread_ladder(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Add ``points`` to a ladder's file; lengths are whole steps.
+
+    Raises:
+        RecipeError: the rule lacks something, its sizes or budgets do not rise, or a budget
+            has too few sizes.
+    """
+    place = f"{where}.ladder"
+    if not isinstance(tree["ladder"], dict):
+        raise RecipeError(place, f"{tree['ladder']!r} is no mapping", "see studies/ladder.yaml")
+    rule = read_section(LadderRule, tree["ladder"], place)
+    for path, problem, remedy in _mistakes(rule):
+        raise RecipeError(f"{place}.{path}", problem, remedy)
+    fixed = tree.get("set")
+    step = fixed.get(BATCH) if isinstance(fixed, dict) else None
+    if type(step) is not int or step < 1:
+        remedy = f"write set: {{{BATCH}: 512}}"
+        raise RecipeError(
+            f"{where}.set", f"a ladder's lengths are whole steps of {BATCH}", remedy
+        )
+    points = [
+        _point(rule, size, tokens, label, step)
+        for size in rule.sizes
+        for tokens, label in _lengths(rule, int(size[PARAMETERS]))
+    ]
+    return {**tree, "points": points}
+
+
+def _mistakes(rule: LadderRule) -> Mistakes:
+    counts = [size.get(PARAMETERS) for size in rule.sizes]
+    whole = [one for one in counts if type(one) is int and one > 0]
+    if len(whole) < len(counts) or not _rises(whole):
+        problem = f"{counts} are no rising numbers of parameters"
+        yield "sizes", problem, f"write {PARAMETERS}: N in each, smallest first"
+        return
+    if (rule.flops is None) == (rule.tokens_per_parameter is None):
+        yield RATIO, "lengths are by this or by flops", "write one of the two"
+        return
+    if rule.flops is None:
+        return
+    if not _rises(rule.flops.budgets):
+        yield "flops.budgets", f"{list(rule.flops.budgets)} do not rise", "smallest first"
+    for budget in rule.flops.budgets:
+        sizes = [one for one in whole if rule.flops.takes(one, budget)]
+        if len(sizes) < LEAST_SIZES:
+            problem = f"{budget:g} FLOPs are the lengths of {len(sizes)} sizes"
+            remedy = f"give it {LEAST_SIZES}: more sizes, or a wider {RATIO}"
+            yield "flops.budgets", problem, remedy
+
+
+def _rises(numbers: list[int] | tuple[float, ...]) -> bool:
+    return all(one < other for one, other in itertools.pairwise(numbers))
+
+
+def _lengths(rule: LadderRule, count: int) -> Iterator[tuple[float, dict[str, Value]]]:
+    """Yield the tokens of each run of a size, and by what they are that many."""
+    for ratio in rule.tokens_per_parameter or ():
+        yield ratio * count, {RATIO: ratio}
+    for budget in rule.flops.budgets if rule.flops else ():
+        if rule.flops and rule.flops.takes(count, budget):
+            yield budget / FLOPS_PER_PARAMETER / count, {FLOPS: budget}
+
+
+def _point(
+    rule: LadderRule,
+    size: Mapping[str, Value],
+    tokens: float,
+    label: Mapping[str, Value],
+    step: int,
+) -> dict[str, Value]:
+    steps = max(1, round(tokens / step))
+    warmup = max(1, round(rule.warmup.fraction * steps)) * step
+    return {
+        **size,
+        **label,
+        TOTAL: steps * step,
+        RATE: float(f"{rule.lr.at(int(size[PARAMETERS])):.3g}"),
+        rule.warmup.key: warmup,
+    }
