@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, here_and_now
+from benchmarks.kept import RESULTS, circumstances
 from benchmarks.paired import paired_ratio
 from command.arguments import ROOT
 from components.run.history import read_lines
@@ -110,9 +110,14 @@ def main(words: list[str]) -> int:
         "evaluation_seconds": [ended - began for began, ended, _ in turns],
         "load_averages": loads,
         "holds": ratio["high"] < MOST,
-        "shape": OWN,
     }
-    RESULT.write_text(json.dumps(tree | here_and_now(["torch"]), indent=1) + "\n", "utf-8")
+    said = circumstances(
+        peer="the same run while nothing is evaluated",
+        convention="median seconds of a step, of turns of one run; processes on a core each",
+        shape=OWN,
+        packages=["torch"],
+    )
+    RESULT.write_text(json.dumps(tree | said, indent=1) + "\n", "utf-8")
     sys.stdout.write(f"{json.dumps(tree, indent=1)}\n")
     return 0 if tree["holds"] else 1
 
