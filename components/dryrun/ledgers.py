@@ -1,6 +1,7 @@
 """What a rank's step takes: memory at every moment, collectives, FLOPs; every operator is seen.
 
-A storage counts from the operation that makes it until its last tensor is gone. Torch's own
+A storage counts from the operation that makes it until its last tensor is gone, by the size
+that it has: FSDP empties those of gathered weights, whose tensors autograd keeps. Torch's own
 `torch.distributed._tools.mem_tracker.MemTracker` counts the same bytes, but refuses a module
 that runs twice, as stages do, and does not know gradients of the shards that are updated.
 
@@ -12,11 +13,12 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from typing_extensions import override
@@ -141,6 +143,28 @@ class MemoryLedger(OperatorWatch):
         gradients = (parameter.grad for parameter in self._parameters)
         self.name("gradients", (one for one in gradients if one is not None))
         self.name("gradients", self._sums())
+
+    @override
+    def __enter__(self) -> Self:
+        resize = UntypedStorage.resize_
+
+        def seen(storage: UntypedStorage, size: int) -> object:
+            result = resize(storage, size)
+            if (held := self._storages.get(storage_key(storage))) is not None:
+                self.settle()
+                self.held[held.category] += size - held.bytes
+                held.bytes = size
+            return result
+
+        self._resizes = patch.object(UntypedStorage, "resize_", seen)
+        self._resizes.start()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self
+
+    @override
+    def __exit__(self, *error: Any) -> None:
+        self._resizes.stop()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def begin(self) -> None:
         """Start another step: forget the peaks, not what is held."""

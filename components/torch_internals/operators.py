@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 from torch._guards import active_fake_mode as active_fake_mode
@@ -84,9 +84,10 @@ def qualified_name(operator: Any) -> str:
     return f"{operator.namespace}.{operator._opname}"
 
 
-def storage_key(tensor: Tensor) -> int:
+def storage_key(held: Tensor | UntypedStorage) -> int:
     """Number a storage while it lives; its memory's address is 0 for every fake tensor."""
-    return cast("int", tensor.untyped_storage()._cdata)
+    storage = held.untyped_storage() if isinstance(held, Tensor) else held
+    return cast("int", storage._cdata)
 
 
 def in_backward() -> bool:

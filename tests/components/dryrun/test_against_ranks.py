@@ -48,6 +48,8 @@ DATA = {
     for scheme, stages in ZERO.items()
     for zero in stages
 }
+# Weights of the layers before are most of what is there, unless they are given back.
+DATA["float32, zero 3"] += ("model.num_layers=8", "parallelism.microbatch_sequences=1")
 LAYOUTS = DATA | {
     "tensor": ("recipe=teuken7b", "parallelism.tensor=2", "parallelism.sequence_parallel=true"),
     "pipeline": ("recipe=teuken7b", "parallelism.pipeline=2", "parallelism.schedule=1f1b"),

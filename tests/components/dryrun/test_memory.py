@@ -72,3 +72,23 @@ def test_a_second_step_has_its_own_peak() -> None:
     assert phase == "update"
     assert highest.bytes == small.numel()
     assert "empty" in highest.operator
+
+
+def test_a_storage_that_is_emptied_counts_for_nothing_until_it_is_filled_again() -> None:
+    """As FSDP does with gathered weights that autograd keeps."""
+    with FakeTensorMode():
+        ledger = MemoryLedger([])
+        found = []
+        with ledger:
+            ledger.phase = "forward"
+            gathered = torch.empty(1_000, dtype=torch.int8)
+            kept = gathered.view(10, 100)
+            for size in (0, 1_000, 0):
+                gathered.untyped_storage().resize_(size)
+                found.append(ledger.held["activations"])
+            del gathered, kept
+            found.append(ledger.held["activations"])
+            ledger.settle()
+        torch.empty(4).untyped_storage().resize_(0)  # nobody watches any more
+    assert found == [0, 1_000, 0, 0]
+    assert ledger.peaks["forward"].bytes == 1_000
