@@ -34,7 +34,7 @@ def run(arguments: Arguments) -> None:
     if isinstance(asked.study, MixtureStudy):
         _tell_mixture(arguments, read_mixture(asked, asked.study, recipe))
     else:
-        _tell_ladder(arguments, recipe, read_ladder(arguments, recipe))
+        _tell_ladder(arguments, recipe, read_ladder(asked, recipe))
 
 
 def _tell_mixture(arguments: Arguments, found: MixtureResult) -> None:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from command.arguments import Arguments
 from command.study import runs
-from command.study.request import StudyRequest, ask_runs
+from command.study.request import StudyRequest
 from command.study.schema import FLOPS, PARAMETERS, LadderStudy, Point
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
@@ -46,13 +45,12 @@ class LadderResult:
         }
 
 
-def read_ladder(arguments: Arguments, recipe: Recipe) -> LadderResult:
-    """Fit the runs of ``study=``, which lie where it left them or in ``run=``.
+def read_ladder(asked: StudyRequest, recipe: Recipe) -> LadderResult:
+    """Fit the runs of a ladder, and predict the recipe by their law.
 
     Raises:
-        RecipeError: there is no such ladder, runs are missing, or they tell no law.
+        RecipeError: the study is no ladder, runs are missing, or they tell no law.
     """
-    asked = ask_runs(arguments)
     study = asked.study
     if not isinstance(study, LadderStudy):
         remedy = "write study=ladder, or a file with ladder: (docs/scaling.md)"

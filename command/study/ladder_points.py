@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from command.study.schema import FLOPS, PARAMETERS, RATIO, LadderRule, Value
+from command.study.schema import FLOPS, PARAMETERS, RATIO, BudgetRule, LadderRule, Value
 from components.config.schema.recipe import read_section
 from components.errors import RecipeError
 from components.scaling.isoflop import LEAST_SIZES
@@ -57,7 +57,7 @@ def _mistakes(rule: LadderRule) -> Mistakes:
     if not _rises(rule.flops.budgets):
         yield "flops.budgets", f"{list(rule.flops.budgets)} do not rise", "smallest first"
     for budget in rule.flops.budgets:
-        sizes = [one for one in whole if rule.flops.takes(one, budget)]
+        sizes = [one for one in whole if _takes(rule.flops, one, budget)]
         if len(sizes) < LEAST_SIZES:
             problem = f"{budget:g} FLOPs are the lengths of {len(sizes)} sizes"
             remedy = f"give it {LEAST_SIZES}: more sizes, or a wider {RATIO}"
@@ -68,12 +68,18 @@ def _rises(numbers: list[int] | tuple[float, ...]) -> bool:
     return all(one < other for one, other in itertools.pairwise(numbers))
 
 
+def _takes(rule: BudgetRule, parameters: int, budget: float) -> bool:
+    """Whether a size is trained with a budget."""
+    low, high = rule.tokens_per_parameter
+    return low <= budget / FLOPS_PER_PARAMETER / parameters**2 <= high
+
+
 def _lengths(rule: LadderRule, count: int) -> Iterator[tuple[float, dict[str, Value]]]:
     """Yield the tokens of each run of a size, and by what they are that many."""
     for ratio in rule.tokens_per_parameter or ():
         yield ratio * count, {RATIO: ratio}
     for budget in rule.flops.budgets if rule.flops else ():
-        if rule.flops and rule.flops.takes(count, budget):
+        if rule.flops and _takes(rule.flops, count, budget):
             yield budget / FLOPS_PER_PARAMETER / count, {FLOPS: budget}
 
 

@@ -11,7 +11,7 @@ from command.study import mixture_notes as notes
 from command.study.request import StudyRequest
 from command.study.runs import all_results
 from command.study.schema import MixtureStudy
-from command.study.shares import Shares, bounds_of, shares_of, varied_sources
+from command.study.shares import Shares, bounds_of, rounded, shares_of, varied_sources
 from components.config.schema.data import Source
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
@@ -85,7 +85,7 @@ def read_mixture(asked: StudyRequest, study: MixtureStudy, recipe: Recipe) -> Mi
     proposal = propose_mixture(runs, question)
     part = float(shares.sum()) / mass
     whole = {one.source: one.proposed.value * part for one in proposal.shares}
-    proposed = _rounded({**recipe.data.shares, **whole}, names)
+    proposed = rounded({**recipe.data.shares, **whole}, names, DECIMALS)
     read = _times_read(recipe, small, results[0], proposed)
     return MixtureResult(
         study=study,
@@ -161,14 +161,6 @@ def _runs(
         losses=np.array([[one[name] for name in targets] for one in losses]),
         held_out=[study.is_held_out(point) for point in study.points],
     )
-
-
-def _rounded(shares: Shares, names: Sequence[str]) -> Shares:
-    """Round so that the sum stays 1; the largest of those that vary takes what is over."""
-    found = {name: round(share, DECIMALS) for name, share in shares.items()}
-    largest = max(names, key=lambda name: found[name])
-    rest = sum(share for name, share in found.items() if name != largest)
-    return {**found, largest: round(1 - rest, DECIMALS)}
 
 
 def _text_of(source: Source) -> tuple[object, ...]:

@@ -15,8 +15,8 @@ from command.study.schema import (
     ListedStudy,
     Point,
     SearchStudy,
+    read_value,
 )
-from command.study.shares import read_value
 from command.study.study_file import check_study, varied
 from command.sweep import STUDY, as_folder, folder_of_runs, named_after, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
@@ -101,7 +101,9 @@ def ask_runs(arguments: Arguments) -> StudyRequest:
         RecipeError: no study is named, or it is wrong.
     """
     if arguments.study is None:
-        raise RecipeError("study", "no ladder is named", "write study=ladder")
+        raise RecipeError(
+            "study", "no ladder is named", "write study=ladder, or of a mixture study=mixture"
+        )
     words = [f"study={arguments.study}", "action=report"]
     return ask(words if arguments.run is None else [*words, f"run={arguments.run}"])
 

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
 
+from command.arguments import parse_word
 from components.config.schema.sections import Stem
 from components.config.schema.types import FrozenMapping, Section, freeze
 from components.ranges import NonNegative, Share
-from components.scaling.law import FLOPS_PER_PARAMETER
 
 Value = bool | int | float | str
 Values = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
@@ -204,11 +204,6 @@ class BudgetRule(Section):
     budgets: Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=3)]
     tokens_per_parameter: Annotated[tuple[PositiveFloat, PositiveFloat], Field(strict=False)]
 
-    def takes(self, parameters: int, budget: float) -> bool:
-        """Whether a size is trained with a budget."""
-        low, high = self.tokens_per_parameter
-        return low <= budget / FLOPS_PER_PARAMETER / parameters**2 <= high
-
 
 class LadderRule(Section):
     """Small runs whose law predicts a large one: each of ``sizes`` at each length.
@@ -269,6 +264,13 @@ class MixtureStudy(ListedStudy):
     def is_held_out(self, point: Point) -> bool:
         """Whether a point is the last one."""
         return point == self.points[-1]
+
+
+def read_value(key: str, value: Value) -> Any:
+    """Read a text in braces as the command line does: a part of a recipe, of several keys."""
+    if isinstance(value, str) and value.startswith("{"):
+        return parse_word(f"{key}={value}").value()
+    return value
 
 
 def has_values(point: Point, at: Point) -> bool:

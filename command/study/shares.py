@@ -9,7 +9,7 @@ import numpy as np
 from command.arguments import parse_word, read_point
 from command.compose import compose_recipe
 from command.recipe.lock_file import check_recipe_place
-from command.study.schema import RECIPE, SHARES, MixtureRule, Point, Value
+from command.study.schema import RECIPE, SHARES, MixtureRule, Point, read_value
 from components.config.schema.recipe import Recipe, read_section
 from components.config.suggestions import nearest
 from components.errors import RecipeError
@@ -59,13 +59,6 @@ def shares_of(point: Point) -> Shares:
     """Read the shares of a point."""
     read: Any = parse_word(f"{SHARES}={point[SHARES]}").value()
     return {name: float(share) for name, share in read.items()}
-
-
-def read_value(key: str, value: Value) -> Any:
-    """Read a text in braces as the command line does: a part of a recipe, of several keys."""
-    if isinstance(value, str) and value.startswith("{"):
-        return parse_word(f"{key}={value}").value()
-    return value
 
 
 def varied_sources(rule: MixtureRule, shares: Mapping[str, float]) -> tuple[str, ...]:
@@ -122,15 +115,15 @@ def own_shares(recipe: Recipe, place: str) -> Shares:
         share = sum(one.share for one in shrink.carriers.values())
         problem = f"{share:.0%} of the miniature are texts of no source of {recipe.name}"
         raise RecipeError(place, problem, 'set scale.shrink.carriers: "{}" in the study')
-    return _rounded(dict(data.shares), tuple(data.shares))
+    return rounded(dict(data.shares), tuple(data.shares))
 
 
-def _rounded(shares: Shares, names: tuple[str, ...]) -> Shares:
+def rounded(shares: Shares, names: Sequence[str], decimals: int = DECIMALS) -> Shares:
     """Round so that the sum stays 1; the largest share of ``names`` takes what is over."""
-    found = {name: round(share, DECIMALS) for name, share in shares.items()}
+    found = {name: round(share, decimals) for name, share in shares.items()}
     largest = max(names, key=lambda name: found[name])
     rest = sum(share for name, share in found.items() if name != largest)
-    return {**found, largest: round(1 - rest, DECIMALS)}
+    return {**found, largest: round(1 - rest, decimals)}
 
 
 def _mistakes(rule: MixtureRule, own: Shares) -> Iterator[tuple[str, str, str]]:
@@ -185,7 +178,7 @@ def _drawn(rule: MixtureRule, own: Shares, place: str) -> list[Shares]:
             break
         drawn = mass * generator.dirichlet(centre * generator.choice(strengths))
         parts = dict(zip(names, map(float, drawn), strict=True))
-        shares = _rounded({**own, **parts}, names)
+        shares = rounded({**own, **parts}, names)
         inside = all(
             low <= shares[name] <= high
             for name in names

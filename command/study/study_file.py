@@ -12,7 +12,6 @@ from typing import Any
 
 from command.arguments import ROOT
 from command.study import schema
-from command.study.ladder_points import spread_ladder
 from command.study.schema import (
     CitedRows,
     Column,
@@ -59,6 +58,8 @@ def check_study(
     if given == ["grid"]:
         tree = _spread_grid(tree, where)
     if given == ["ladder"]:
+        from command.study.ladder_points import spread_ladder  # imports numpy
+
         tree = spread_ladder(tree, where)
     if given == ["mixture"]:
         from command.study.shares import spread_mixture  # it composes, which takes its time
