@@ -7,13 +7,16 @@ below an optimizer's tolerance and it stops early (Besiroglu et al. 2024, arXiv 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import minimize
 
 from components.errors import RecipeError
 from components.scaling.law import LARGEST, Law, RunLosses, Values
 
+Fit = TypeVar("Fit")
 # Of the bootstrap: whole runs are drawn, since checkpoints of one are not independent.
 DRAWN = 200
 LEVEL = 0.90
@@ -127,17 +130,35 @@ def drawn_laws(runs: RunLosses, law: Law, draws: int = DRAWN, seed: int = SEED) 
     Raises:
         RecipeError: most samples have none.
     """
-    generator, found, failed = np.random.default_rng(seed), list[Law](), 0
     start = constants_of(law)
+
+    def fitted(kept: npt.NDArray[np.intp]) -> Law:
+        return fit_law(runs[kept], [start])
+
+    return drawn_fits(len(runs), fitted, "train more sizes and lengths", draws, seed)
+
+
+def drawn_fits(
+    count: int,
+    fitted: Callable[[npt.NDArray[np.intp]], Fit],
+    way: str,
+    draws: int = DRAWN,
+    seed: int = SEED,
+) -> list[Fit]:
+    """Bootstrap: fit ``draws`` samples of ``count`` runs; one that tells no law is drawn again.
+
+    Raises:
+        RecipeError: most samples tell none; with the ``way`` out.
+    """
+    generator, found, failed = np.random.default_rng(seed), list[Fit](), 0
     while len(found) < draws:
-        sample = runs[generator.integers(len(runs), size=len(runs))]
         try:
-            found.append(fit_law(sample, [start]))
+            found.append(fitted(generator.integers(count, size=count)))
         except RecipeError:
             failed += 1
         if failed > draws * MOST_FAILED / (1 - MOST_FAILED):
-            problem = f"of {len(runs)} runs most samples tell no law: there is no interval"
-            raise RecipeError("study", problem, "train more sizes and lengths")
+            problem = f"of {count} runs most samples tell no law: there is no interval"
+            raise RecipeError("study", problem, way)
     return found
 
 

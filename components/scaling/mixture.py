@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel
 from scipy.optimize import linprog, minimize
 
-from components.errors import RecipeError
-from components.scaling.fit import DRAWN, LEVEL, MOST_FAILED, SEED
+from components.scaling.fit import DRAWN, LEVEL, drawn_fits
 from components.scaling.law import Values
 from components.scaling.mixture_law import (
     MixtureLaw,
@@ -177,21 +177,15 @@ def is_between(shares: Values, tried: Values) -> bool:
 def _drawn_laws(
     shares: Values, losses: Values, laws: Sequence[MixtureLaw], *, with_floor: bool
 ) -> list[list[MixtureLaw]]:
-    """Fit samples of the runs, with replacement; one that tells no law is drawn again."""
-    generator, found, failed = np.random.default_rng(SEED), list[list[MixtureLaw]](), 0
-    while len(found) < DRAWN:
-        kept = generator.integers(len(shares), size=len(shares))
-        try:
-            found.append([
-                fit_mixture_law(shares[kept], losses[kept, i], with_floor=with_floor, start=law)
-                for i, law in enumerate(laws)
-            ])
-        except RecipeError:
-            failed += 1
-        if failed > DRAWN * MOST_FAILED / (1 - MOST_FAILED):
-            problem = f"of {len(shares)} runs most samples tell no law: there is no interval"
-            raise RecipeError("study", problem, "raise mixture.runs")
-    return found
+    """Fit samples of the runs, with replacement, each from the fits to all."""
+
+    def fitted(kept: npt.NDArray[np.intp]) -> list[MixtureLaw]:
+        return [
+            fit_mixture_law(shares[kept], losses[kept, i], with_floor=with_floor, start=law)
+            for i, law in enumerate(laws)
+        ]
+
+    return drawn_fits(len(shares), fitted, "raise mixture.runs")
 
 
 def _weighted(laws: Sequence[MixtureLaw], asked: MixtureGoal, shares: Values) -> float:
