@@ -3,8 +3,9 @@
 Miniatures of the recipe, 1, 2, 4 and 8 times as wide by as many times the heads, are trained by
 the real path on real text, three seeds each, at rates of whole powers of two: those around the
 best one of the narrower model, until the neighbours of the best are worse. The base of muP is
-the narrowest. Exit status 1 if muP's best rates are more than a factor of two apart, or those
-of the standard form are not farther.
+the narrowest; the standard form's first weights deviate by 1/sqrt(width), too, but its rate and
+its logits know no width. Exit status 1 if muP's best rates are more than a factor of two apart,
+or those of the standard form are not farther.
 
     python -m benchmarks.training.mup RECIPE
 """
@@ -32,14 +33,16 @@ from components.train.module import Pretraining
 from components.train.trainer import make_trainer
 
 RESULT = RESULTS / "mup.json"
-STEPS, GLOBAL_BATCH_TOKENS, EDGE = 150, 1_024, 15
+STEPS, GLOBAL_BATCH_TOKENS, EDGE = 300, 1_024, 30
 SEEDS = (42, 43, 44)
 FACTORS = (1, 2, 4, 8)
 BASE_DIM, NUM_LAYERS, FIRST_EXPONENT = 32, 2, -6
+STD = 0.177  # 1 / sqrt(BASE_DIM)
 TOKENS = STEPS * GLOBAL_BATCH_TOKENS
 WORDS = (
     *("scale=mini", "cluster.ranks=1", "precision.compute=float32"),
     *(f"scale.shrink.dim={BASE_DIM}", f"scale.shrink.num_layers={NUM_LAYERS}"),
+    f"model.initialization.std={STD}",
     *("scale.shrink.head_dim=16", "scale.shrink.padded_vocab_size=512"),
     *(f"budget.total_tokens={TOKENS}", f"budget.global_batch_tokens={GLOBAL_BATCH_TOKENS}"),
     *("budget.sequence_length=128", "budget.ramp_up=none"),
@@ -82,7 +85,9 @@ def prepare(recipe: str, home: Path) -> Path:
 def recipe_of(base: Recipe, form: str, factor: int, exponent: int, seed: int) -> Recipe:
     """Make the model as many times as wide, with one rate and one seed."""
     tree = resized(base, factor=factor, num_layers=NUM_LAYERS).model_dump(mode="json")
-    if FORMS[form] is not None:
+    if FORMS[form] is None:
+        tree["model"]["initialization"]["std"] = STD / math.sqrt(factor)
+    else:
         tree["model"]["parametrization"] = FORMS[form]
     tree["optimizer"]["lr"] = math.ldexp(1.0, exponent)
     tree["budget"]["seed"] = seed
