@@ -84,7 +84,8 @@ def submit_array(recipe: Recipe, user: User, work: ArrayWork, *, repository: Pat
     """Write the script ``array.sh`` beside the logs' folder, submit it and return its id.
 
     Raises:
-        RecipeError: as `array_settings`, or the scheduler is not here or refuses the script.
+        RecipeError: as `array_settings`, or the scheduler is not here or refuses the script; if
+            it does not answer, because of a `NoAnswerError`: it may have taken the array.
     """
     scheduler = scheduler_of(recipe.cluster)
     check_present(scheduler, None)
@@ -96,7 +97,7 @@ def submit_array(recipe: Recipe, user: User, work: ArrayWork, *, repository: Pat
         return scheduler.submit(file, after=None)
     except SchedulerError as error:
         remedy = f"the script is {file}; site.* and cluster.* change what it asks for"
-        raise RecipeError("cluster.scheduler", str(error), remedy) from None
+        raise RecipeError("cluster.scheduler", str(error), remedy) from error
 
 
 def most_elements(recipe: Recipe, user: User) -> int | None:

@@ -4,7 +4,7 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from cluster.scheduler import SchedulerError
+from cluster.scheduler import NoAnswerError, SchedulerError
 
 ANSWERS_WITHIN_SECONDS = 60
 
@@ -26,7 +26,7 @@ def ask(words: Sequence[str], environment: Mapping[str, str] | None = None) -> s
     except FileNotFoundError:
         raise SchedulerError(f"{words[0]} is not found on {socket.gethostname()}") from None
     except subprocess.TimeoutExpired as error:
-        raise SchedulerError(f"{words[0]}: no answer within {error.timeout} s") from None
+        raise NoAnswerError(f"{words[0]}: no answer within {error.timeout} s") from None
     return done.stdout
 
 

@@ -84,6 +84,10 @@ class SchedulerError(Exception):
     """A scheduler's command failed; the message is what it said."""
 
 
+class NoAnswerError(SchedulerError):
+    """A scheduler's command took too long and was ended: nobody knows what it has done."""
+
+
 class NotOwnError(SchedulerError):
     """A job is another user's, or of another folder."""
 

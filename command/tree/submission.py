@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cluster.array import ArrayWork, submit_array
 from cluster.records import Jobs
-from cluster.scheduler import SchedulerError
+from cluster.scheduler import NoAnswerError, SchedulerError
 from cluster.user import read_user
 from command.arguments import ROOT, read_point
 from command.evaluate.queue import ask_in_jobs
@@ -85,8 +85,9 @@ def _submit_work(node: TreeNode, site: list[str]) -> str:
     try:
         user = read_user(recipe.cluster.name, read_point(site).site)
         job = submit_array(recipe, user, array, repository=ROOT)
-    except RecipeError:
-        node.note.unlink()  # it was refused: nothing waits
+    except RecipeError as error:
+        if not isinstance(error.__cause__, NoAnswerError):
+            node.note.unlink()  # it was refused: nothing waits
         raise
     trunk.write_json(note, {"job": job})
     return job

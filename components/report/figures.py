@@ -124,7 +124,7 @@ def sources_figure(entries: Sequence[ReportEntry]) -> go.Figure | None:
     means = [name for name in (AS_MIXTURE, PLAIN_MEAN) if name in ranking]
     sources = sorted(ranking.keys() - {*means}, key=lambda name: (ranking[name], name))
     names = [*means, *sources]
-    figure = empty_figure("held-out loss, nats per token", None, height=90 + 22 * len(names))
+    figure = empty_figure("held-out loss, nats per token", None, height=120 + 22 * len(names))
     figure.update_yaxes(
         categoryorder="array", categoryarray=[html.escape(name) for name in names],
         autorange="reversed", type="category", showgrid=True, dtick=1,

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from components.errors import RecipeError
+from components.run.folder import RunFolder
 from components.run.history import RunHistory, read_journal
 from components.run.records import (
     DerivedRecord,
@@ -36,6 +37,11 @@ class Run:
     environment: Tree
     journal: RunHistory
     results: Tree | None
+
+    @property
+    def is_merge(self) -> bool:
+        """Whether its checkpoint is an average, so that nothing here trained."""
+        return RunFolder(self.folder).merge.is_file()
 
 
 def load_run(folder: Path) -> Run:
@@ -145,7 +151,7 @@ def outcome_of(run: Run) -> RunOutcome:
     per_device = rate and rate / ranks
     held_seconds = run.journal.goodput.held_seconds or None  # none before the first record
     return RunOutcome(
-        status=results.get("status", "unfinished"),
+        status=results.get("status", "merged" if run.is_merge else "unfinished"),
         steps=results.get("steps", steps[-1].step if steps else 0),
         tokens=results.get("tokens", steps[-1].tokens if steps else 0),
         training_loss=steps[-1].loss if steps else None,

@@ -84,7 +84,7 @@ def _later(records: Sequence[Counted], tokens: int) -> tuple[Counted, ...]:
 
 
 def tree_grid(nodes: Sequence[PlacedNode], entries: Sequence[ReportEntry]) -> Grid:
-    """Lay out one row a node, with the held-out loss of what trained."""
+    """Lay out one row a node, the trunk first, with the held-out loss of what trained."""
     outcomes = {entry.label: entry.outcome for entry in entries}
     rows = []
     for node in nodes:
@@ -98,7 +98,7 @@ def tree_grid(nodes: Sequence[PlacedNode], entries: Sequence[ReportEntry]) -> Gr
         if outcome is not None and node.kind == "run":
             reached = numbers.exact(node.added + outcome.tokens)
         held_out = numbers.ABSENT if loss is None else f"{loss:.4f}"
-        above = node.of or numbers.ABSENT
+        above = numbers.ABSENT if node is nodes[0] else node.of or nodes[0].name
         rows.append((node.name, node.kind, above, when + more, reached, node.state, held_out))
     columns = ("node", "what", "of", "after tokens", "reached", "state", "held-out loss")
     return Grid(columns=columns, rows=rows)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster import asking
 from cluster.chain_events import ExcludedEvent
 from cluster.decisions import avoided_until
 from cluster.records import Jobs, now
@@ -107,6 +108,27 @@ def test_what_the_scheduler_refuses_is_told_with_the_way_out(
     assert f"the script is {tmp_path}/run/jobs/job.sh; site.* and cluster.* change" in said
     taking.add("sbatch", says="77\n")
     assert submit() == 0  # nothing stands in the way of a second try
+
+
+def test_what_the_scheduler_does_not_answer_to_is_no_refusal(
+    submit: Submit,
+    taking: Programs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It may have taken the job: the next submission asks a person first."""
+    monkeypatch.setattr(asking, "ANSWERS_WITHIN_SECONDS", 0.5)
+    taking.script("sbatch", "exec sleep 20")
+    assert submit() == 2
+    said = capfd.readouterr().err
+    assert "cluster.scheduler: sbatch: no answer within 0.5 s" in said
+    assert "it may have taken teuken7b: look into the queue before you repeat this" in said
+    taking.add("sbatch", says="78\n")
+    assert submit() == 2
+    assert "again=true submits it once more" in capfd.readouterr().err
+    assert submit("again=true") == 0
+    assert Jobs(RunFolder(tmp_path / "run")).chain().ids == ["78"]
 
 
 def test_what_waits_or_runs_is_not_handed_over_twice(

@@ -16,10 +16,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster import script
+from cluster import asking, script
 from command.arguments import read_point
 from command.compose import compose_tree
 from command.tree.nodes import nodes_of, state_of
+from command.tree.submission import submit_due
 from components.config.schema.recipe import Recipe
 from components.run.folder import create_run_folder
 from components.run.provenance import write_provenance
@@ -47,17 +48,25 @@ def composed() -> Recipe:
 
 
 @pytest.fixture
-def job(tmp_path: Path, programs: Programs) -> Callable[[str], "subprocess.Popen[bytes]"]:
-    """Start the end of a trunk's job whose checkpoint is there; ``then`` its ranks end."""
-    programs.script("sbatch", "")
-    (programs.folder / "sbatch").write_text(SLOW.format(folder=tmp_path))
-    programs.script("python", PYTHON.format(python=sys.executable))
+def trunk(tmp_path: Path) -> Path:
+    """A trunk whose checkpoint, that an export waits for, is there."""
     trunk = create_run_folder(composed(), tmp_path / "trunk").path
     write_provenance(nodes_of(trunk)[0].parent, ["site.account=kitchen"])
     (trunk / "jobs").mkdir()
     saved = trunk / "checkpoints" / f"tokens-{nodes_of(trunk)[0].child.at_tokens:015d}"
     saved.mkdir()
     (saved / "progress.json").write_text("{}")
+    return trunk
+
+
+@pytest.fixture
+def job(
+    trunk: Path, tmp_path: Path, programs: Programs
+) -> Callable[[str], "subprocess.Popen[bytes]"]:
+    """Start the end of the trunk's job; ``then`` its ranks end."""
+    programs.script("sbatch", "")
+    (programs.folder / "sbatch").write_text(SLOW.format(folder=tmp_path))
+    programs.script("python", PYTHON.format(python=sys.executable))
 
     def start(then: str) -> "subprocess.Popen[bytes]":
         job = SimpleNamespace(has_children=True, restarts=0, host_python="python")
@@ -100,3 +109,27 @@ def test_a_submission_is_noted_though_the_job_is_told_to_end(
     while noted(tmp_path / "trunk") is None and time.monotonic() < end:
         time.sleep(0.1)
     assert noted(tmp_path / "trunk") == "77"
+
+
+def test_what_the_scheduler_does_not_answer_to_is_left_to_a_person(
+    trunk: Path,
+    programs: Programs,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It may have taken the job: it is not handed over a second time by itself."""
+    monkeypatch.setattr(asking, "ANSWERS_WITHIN_SECONDS", 0.5)
+    programs.script("sbatch", "exec sleep 20")
+    submit_due(trunk)
+    assert "[given] not submitted: cluster.scheduler: sbatch: no ans" in capfd.readouterr().err
+    assert state_of(nodes_of(trunk)[0]) == "unknown"
+    submit_due(trunk)
+    assert len(programs.calls()) == 1
+
+
+def test_what_the_scheduler_refuses_is_tried_again(trunk: Path, programs: Programs) -> None:
+    programs.add("sbatch", error="queue is full", status=1)
+    submit_due(trunk)
+    assert state_of(nodes_of(trunk)[0]) == "due"
+    submit_due(trunk)
+    assert len(programs.calls()) == 2

@@ -9,7 +9,13 @@ from cluster.chain_events import RefusedEvent, SubmitEvent, SubmittedEvent
 from cluster.copies.venv import archive_venv
 from cluster.job import JobSettings, job_settings, render, run_folder
 from cluster.records import Jobs, now
-from cluster.scheduler import Scheduler, SchedulerError, check_present, scheduler_of
+from cluster.scheduler import (
+    NoAnswerError,
+    Scheduler,
+    SchedulerError,
+    check_present,
+    scheduler_of,
+)
 from cluster.status import status_of
 from cluster.user import User, read_user
 from command.actions.prepare import prepare_data
@@ -131,6 +137,11 @@ def hand_over(ready: Ready, *, after: str | None, children: Mapping[str, Recipe]
     jobs.note(SubmitEvent(at=now(), words=tuple(words), jobs=settings.jobs))
     try:
         chain = ready.scheduler.submit(jobs.script, after=after)
+    except NoAnswerError as error:  # the record stays open: it is no refusal
+        remedy = (
+            f"it may have taken {settings.name}: look into its queue before you submit again"
+        )
+        raise RecipeError("cluster.scheduler", str(error), remedy) from None
     except SchedulerError as error:
         jobs.note(RefusedEvent(at=now(), why=str(error)))
         remedy = f"the script is {jobs.script}; site.* and cluster.* change what it asks for"
@@ -142,11 +153,18 @@ def hand_over(ready: Ready, *, after: str | None, children: Mapping[str, Recipe]
 def submitted_before(recipe: Recipe, path: Path, *, again: bool) -> RecipeError | None:
     """Return why a run is not handed over twice: it waits, runs, has finished, or has ended.
 
+    So it is where nobody knows whether the scheduler took it: the command was cut short.
+
     Raises:
         RecipeError: the scheduler cannot be asked.
     """
-    if not Jobs(RunFolder(path)).chain().ids:
-        return None
+    chain = Jobs(RunFolder(path)).chain()
+    if not chain.ids:
+        if again or not chain.submissions:
+            return None
+        problem = f"whether the scheduler took {path} is not known: its answer is missing"
+        remedy = "look for it in the queue; again=true submits it once more"
+        return RecipeError("run", problem, remedy)
     scheduler = scheduler_of(recipe.cluster)
     check_present(scheduler, None)
     status = status_of(path, scheduler)

@@ -106,6 +106,13 @@ def test_both_forms_have_the_same_cells(folder: Path) -> None:
     assert "<title>Computing time for teuken7b on juwels</title>" in page
 
 
+def test_a_page_without_charts_has_no_script_of_charts(folder: Path) -> None:
+    """Plotly's own is megabytes, and is where a page draws: that of a plan."""
+    for action, least, most in (("propose", 0, 100_000), ("plan", 1_000_000, 10_000_000)):
+        assert main([f"action={action}", *WORDS, "file=page.html"]) == 0
+        assert least <= (folder / "page.html").stat().st_size <= most
+
+
 def test_a_ladders_prediction_is_a_section(
     ladder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def test_every_node_has_a_row_and_a_place_in_the_drawing(
     assert list(rows) == ["trunk", "cooled", "long", "mean", "judged", "given"]
     assert rows["given"] == ("export", "long", "901,120", ABSENT, "waiting", ABSENT)
     assert rows["judged"][2] == "163,840, 327,680"
+    assert [rows[name][1] for name in ("trunk", "mean")] == [ABSENT, "trunk"]
     assert rows["long"][3] == "901,120"  # 50 steps of its parent and 60 of its own
     assert rows["cooled"][5] == f"{earlier_results_tree(60)['held_out']['final']:.4f}"
 
@@ -85,6 +86,14 @@ def test_every_node_has_a_row_and_a_place_in_the_drawing(
     assert (places[2], places[5], 110 * STEP) in lines  # from the stage, not from the trunk
     thick = {one.name: list(one.x) for one in figure.data if one.line.width == 4}
     assert thick["long"] == [50 * STEP, 110 * STEP]
+
+
+def test_a_merge_is_told_from_a_run_that_has_not_finished(trunk: PlacedNode) -> None:
+    assert load_entries([trunk.folder])[0].outcome.status == "finished"
+    (trunk.folder / "results.json").unlink()
+    assert load_entries([trunk.folder])[0].outcome.status == "unfinished"
+    (trunk.folder / "merge.json").write_text("{}")
+    assert load_entries([trunk.folder])[0].outcome.status == "merged"
 
 
 def test_a_repeated_evaluation_of_many_checkpoints_names_the_first_ones(
