@@ -1,8 +1,9 @@
 """Keep what a study of miniatures measured, for docs/tables.md.
 
-    python -m benchmarks.ledger.miniature_study NAME
+    python -m benchmarks.ledger.miniature_study NAME [run=FOLDER]
 
-The study is the command's own, `-m study=NAME`: runs that are finished are taken as they are.
+The study is the command's own, `-m study=NAME`: runs that are finished, here in the folder that
+is named, are taken as they are.
 `benchmarks/results/studies.json` has a figure a point, in the study's order.
 """
 
@@ -20,8 +21,8 @@ RESULT = RESULTS / "studies.json"
 
 def main(words: list[str]) -> int:
     """Run the study, keep its figures, print them."""
-    (name,) = words
-    command = [sys.executable, "run.py", "-m", f"study={name}", "output=json"]
+    name, *where = words
+    command = [sys.executable, "run.py", "-m", f"study={name}", "output=json", *where]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     found = json.loads(done.stdout)
     kept = json.loads(RESULT.read_text("utf-8")) if RESULT.exists() else {}
@@ -43,4 +44,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    enter(main)
+    enter(main, least=1, most=2)

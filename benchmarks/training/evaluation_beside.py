@@ -1,18 +1,21 @@
 """What do evaluations in jobs of their own cost the run whose checkpoints they read?
 
 A miniature trains by the command on one core and saves again and again; on another core the
-command evaluates its newest checkpoint, as a node of a tree does, and then as long nothing runs
-there: both kinds of steps take turns in one run. Each pair is the median step of a turn beside
-that of the rest after it; steps that saved count, for both kinds have them. The claim is that
-the interval of the paired ratio ends below 1.01; status 1 where it does not. Cores share memory
-and caches, which nodes of a cluster do not: what is found here is an upper bound. Other work on
-the host widens the interval; its load is kept with the result.
+command evaluates its newest checkpoint, as a node of a tree does, and, as often, the checkpoint
+of a run that ended: that costs what any neighbour on the same host costs, in caches and memory,
+which a job on another node does not. Evaluations are halted every other half second, so that
+steps beside one and steps alone take short turns, and what else goes on on the host slows both.
+Each pair is the median step of a turn beside that of the rest after it; steps that saved count,
+for all have them. The claim is that steps beside an evaluation of their own run are not 1 %
+slower than beside the other: the interval of the paired ratio ends below 1.01, status 1 where
+it does not.
 
     python -m benchmarks.training.evaluation_beside [PAIRS]
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.entry import enter
@@ -31,7 +34,7 @@ from components.run.history import read_lines
 from tests.life.conftest import TINY
 
 RESULT = RESULTS / "evaluation_beside.json"
-PAIRS, TOKENS, SAVED_STEPS, MOST = 8, 512, 20, 1.01
+PAIRS, TURN_SECONDS, TOKENS, SAVED_STEPS, MOST = 250, 0.5, 512, 20, 1.01
 OWN = {
     "budget.total_tokens": 1_000_000 * TOKENS,
     "checkpoint.every_tokens": SAVED_STEPS * TOKENS,
@@ -40,6 +43,8 @@ OWN = {
     "cluster.ranks": 1,
 }
 TRAINS, EVALUATES = 0, 1  # cores
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+Turn = tuple[float, float, float]  # begin, end, and end of the rest
 
 
 def command(core: int, *words: str) -> list[str]:
@@ -47,18 +52,22 @@ def command(core: int, *words: str) -> list[str]:
     return ["taskset", "-c", str(core), sys.executable, str(ROOT / "run.py"), *words]
 
 
+def train_words(run: Path, **own: int) -> list[str]:
+    """Write the command that trains the miniature on its core."""
+    keys = {**OWN, **{f"budget.{key}": value for key, value in own.items()}}
+    words = [word for word in TINY if word.partition("=")[0] not in keys]
+    words += [f"{key}={value}" for key, value in keys.items()]
+    return command(TRAINS, *words, f"run={run}")
+
+
 @contextmanager
 def training(home: Path) -> Iterator[Path]:
     """Train until the turns are over, from after the first two checkpoints on."""
-    run, told = home / "run", {word.partition("=")[0] for word in TINY} & {*OWN}
-    words = [word for word in TINY if word.partition("=")[0] not in told]
-    words += [f"{key}={value}" for key, value in OWN.items()]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    run = home / "run"
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(
-            command(TRAINS, *words, f"run={run}"),
-            cwd=home, env=environment, stdout=log, stderr=log,
-        )  # fmt: skip
+            train_words(run), cwd=home, env=ENVIRONMENT, stdout=log, stderr=log
+        )
         try:
             while len(list(run.glob("checkpoints/*/progress.json"))) < 2:
                 if process.poll() is not None:
@@ -70,19 +79,44 @@ def training(home: Path) -> Iterator[Path]:
             process.wait()
 
 
-def turn(run: Path) -> tuple[float, float, float]:
-    """Evaluate the newest checkpoint, rest as long; return begin, end and end of the rest."""
+def ended_run(home: Path) -> Path:
+    """Train a run of two checkpoints to its end."""
+    run = home / "ended"
+    words = train_words(run, total_tokens=2 * SAVED_STEPS * TOKENS)
+    subprocess.run(words, cwd=home, env=ENVIRONMENT, check=True, capture_output=True)
+    return run
+
+
+@contextmanager
+def evaluating(run: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Evaluate the newest checkpoint by the command, in a group of processes of its own."""
     saved = sorted(run.glob("checkpoints/*/progress.json"))[-1].parent
     asked = f"at_tokens={int(saved.name.rpartition('-')[2])}"
-    began = time.time()
-    subprocess.run(
-        command(EVALUATES, "action=evaluate", f"run={run}", asked),
-        cwd=run.parent, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True,
-        capture_output=True,
-    )  # fmt: skip
-    ended = time.time()
-    time.sleep(ended - began)
-    return began, ended, time.time()
+    with (run.parent / "evaluations").open("ab") as log:
+        process = subprocess.Popen(
+            command(EVALUATES, "action=evaluate", f"run={run}", asked),
+            cwd=run.parent, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def turns_of(process: subprocess.Popen[bytes]) -> Iterator[Turn]:
+    """Let it work and halt it in turns; yield begin, end and end of the rest of each."""
+    while process.poll() is None:
+        began = time.time()
+        time.sleep(TURN_SECONDS)
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, signal.SIGSTOP)
+        ended = time.time()
+        time.sleep(TURN_SECONDS)
+        yield began, ended, time.time()
+        os.killpg(process.pid, signal.SIGCONT)
 
 
 def step_between(steps: Sequence[dict[str, Any]], begin: float, end: float) -> float:
@@ -91,29 +125,55 @@ def step_between(steps: Sequence[dict[str, Any]], begin: float, end: float) -> f
     return median(float(one["seconds"]) for one in inside)
 
 
+def tenths(seconds: Sequence[float]) -> list[float]:
+    """Return the 10th, 50th and 90th percentile."""
+    return [quantiles(seconds, n=10)[place] for place in (0, 4, 8)]
+
+
+def take_turns(run: Path, ended: Path, pairs: int) -> dict[str, list[Turn]]:
+    """Evaluate the run and the other one in turns, until both have as many pairs."""
+    turns: dict[str, list[Turn]] = {"own": [], "other": []}
+    while len(turns["other"]) < pairs:
+        for name, place in (("own", run), ("other", ended)):
+            with evaluating(place) as process:
+                turns[name].extend(turns_of(process))
+                if process.wait() != 0:
+                    raise RuntimeError((run.parent / "evaluations").read_text("utf-8")[-2_000:])
+    return turns
+
+
 def main(words: list[str]) -> int:
-    """Take turns, and keep the ratio, the medians of the pairs and the load of the host."""
-    pairs, loads = int(words[0]) if words else PAIRS, [os.getloadavg()[0]]
+    """Take turns, and keep the ratios, the steps' seconds and the load of the host."""
+    pairs, load = int(words[0]) if words else PAIRS, os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="beside-") as name:
-        turns = []
+        ended = ended_run(Path(name))
         with training(Path(name)) as run:
-            for _ in range(pairs):
-                turns.append(turn(run))
-                loads.append(os.getloadavg()[0])
+            turns = take_turns(run, ended, pairs)
         steps = [one for one in read_lines(run / "metrics.jsonl") if one["kind"] == "step"]
-    beside = [step_between(steps, began, ended) for began, ended, _ in turns]
-    alone = [step_between(steps, ended, rested) for _, ended, rested in turns]
-    ratio = paired_ratio(beside, alone)
+    seconds = {
+        name: [(step_between(steps, b, e), step_between(steps, e, r)) for b, e, r in every]
+        for name, every in turns.items()
+    }
+    ratios = {name: [one / rest for one, rest in every] for name, every in seconds.items()}
+    kept = min(map(len, ratios.values()))
+    own, other = (ratios[name][:kept] for name in ("own", "other"))
+    ratio = paired_ratio(own, other)
     tree = {
         "ratio": ratio,
-        "step_seconds": {"beside": beside, "alone": alone},
-        "evaluation_seconds": [ended - began for began, ended, _ in turns],
-        "load_averages": loads,
+        **{
+            f"{name}_by_alone": paired_ratio(*zip(*every, strict=True))
+            for name, every in seconds.items()
+        },
+        "pairs": kept,
+        "step_seconds_alone": tenths([rest for _, rest in seconds["own"]]),
+        "load_averages": [load, os.getloadavg()[0]],
         "holds": ratio["high"] < MOST,
     }
     said = circumstances(
-        peer="the same run while nothing is evaluated",
-        convention="median seconds of a step, of turns of one run; processes on a core each",
+        peer="the same run beside an evaluation of a run that has ended",
+        convention="median seconds of a step, of turns of half a second in one run; processes "
+        "on a core each; by_alone: beside one by beside none; of the steps alone the 10th, "
+        "50th and 90th percentile",
         shape=OWN,
         packages=["torch"],
     )

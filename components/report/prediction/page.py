@@ -56,9 +56,7 @@ def _cards(found: Prediction, plan: PlanResult) -> tuple[Card, ...]:
     return (
         Card("loss", f"{found.loss.value:.3f}", (f"{low:.3f} to {high:.3f} in 90 % of fits",)),
         Card("largest runs, held out", f"{found.held_out_error:.2%}", ("off by at most",)),
-        Card(
-            "FLOPs", f"{numbers.measured(found.beyond.flops)}x", ("the largest fitted run's",)
-        ),
+        Card("FLOPs", f"{found.beyond.flops:.2g}x", ("the largest fitted run's",)),
         Card(
             "device-hours",
             numbers.count(bill.device_hours if bill else None),

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from math import log
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from command.study.study_file import check_study
 from components.errors import RecipeError
 from components.scaling.law import Law
 
-PLANTED = Law(E=1.5, A=40.0, B=300.0, alpha=0.3, beta=0.35, objective=0.0)
+PLANTED = Law(E=1.5, A=56.0, B=300.0, alpha=0.3, beta=0.35, objective=0.0)
 # Teuken-7B: 7,452,725,248 parameters less 250,680 padded to 250,880 rows of 4,096, tied.
 LARGE, TOKENS = 7_452_725_248 - 250_680 * 4_096, 6_000_000_000_000
 PREDICT = ("action=predict", "study=ladder", "recipe=teuken7b", "cluster=juwels")
@@ -52,7 +51,8 @@ def finished(name: str, runs: Path) -> Path:
         size, tokens = int(point["non_embedding"]), int(point["budget.total_tokens"])
         counted = {"total": size + 24_576, "active": size + 24_576, "embedding": 24_576}
         derived = {"parameters": counted, "tokens_per_step": 512, "steps": 1, "ranks": 1}
-        held_out = {"by_source": {"python_source": PLANTED.loss(size, tokens)}}
+        loss = PLANTED.loss(size, tokens)
+        held_out = {"by_source": {"en": loss}, "final": loss, "final_unweighted": loss}
         results = {"status": "finished", "tokens": tokens, "held_out": held_out}
         (folder / "derived.json").write_text(json.dumps(derived | {"flops_per_token": {}}))
         (folder / "results.json").write_text(json.dumps(results))
@@ -60,37 +60,55 @@ def finished(name: str, runs: Path) -> Path:
     return runs
 
 
-def of_budgets(tree: dict[str, Any], **changes: Any) -> None:
-    """Give a ladder's file lengths by FLOPs."""
-    del tree["ladder"]["tokens_per_parameter"]
-    budgets = {"budgets": [3e11, 1e12, 3e12, 1e13], "tokens_per_parameter": [1, 10_000]}
-    tree["ladder"]["flops"] = budgets | changes
-    tree["figure"]["series"] = ["flops"]
+def of_ratios(tree: dict[str, Any], *ratios: int) -> None:
+    """Give a ladder's file lengths by tokens a parameter."""
+    del tree["ladder"]["flops"]
+    tree["ladder"]["tokens_per_parameter"] = list(ratios)
+    tree["figure"]["series"] = ["tokens_per_parameter"]
+
+
+def rate_of(size: float) -> float:
+    """The file's rule: by the root of the parameters, as muP's by the width."""
+    return float(0.009 * (size / 104_768) ** -0.5)
 
 
 def test_points_follow_the_rule() -> None:
-    """Rates by N^(-1/3) as in arXiv 2412.04403, lengths in whole steps of 512 tokens."""
+    """Budgets of 6 N D, in whole steps of 1,024 tokens, each for the sizes that it suits."""
     study = check_study(shipped(), "ladder.yaml")
     assert isinstance(study, LadderStudy)
-    assert len(study.points) == 10
+    assert len(study.points) == 26
     for point in study.points:
         size, tokens = int(point["non_embedding"]), int(point["budget.total_tokens"])
-        assert tokens % 512 == 0
-        assert tokens == pytest.approx(int(point["tokens_per_parameter"]) * size, abs=256)
+        assert tokens % 1_024 == 0
+        assert 6 * size * tokens == pytest.approx(float(point["flops"]), rel=1e-3)
+        assert 3.3 <= tokens / size <= 250
+        assert study.values(point)["schedule.phases.first.total_tokens"] == tokens
         warmup = int(point["schedule.phases.first.warmup_tokens"])
-        assert warmup / tokens == pytest.approx(0.05, abs=0.003)
-        rate = float(point["optimizer.lr"])
-        assert (
-            log(rate / 0.016) / log(size / 14_712 + 1e-12) == pytest.approx(-1 / 3, abs=0.01)
-            or size == 14_712
-        )
+        assert warmup / tokens == pytest.approx(0.05, abs=0.001)
+        assert float(point["optimizer.lr"]) == pytest.approx(rate_of(size), rel=5e-3)
+    held_out = {
+        point["non_embedding"]: point["flops"]
+        for point in study.points
+        if study.is_held_out(point)
+    }
+    assert held_out == dict.fromkeys([104_768, 157_840, 229_344, 402_048, 630_560], 8e12)
+
+
+def test_lengths_may_be_by_tokens_a_parameter() -> None:
+    """Then the largest size is held out; a run has whole steps."""
+    study = check_study(broken(lambda tree: of_ratios(tree, 10, 30)), "ladder.yaml")
+    assert isinstance(study, LadderStudy)
+    assert len(study.points) == 14
+    for point in study.points:
+        expected = int(point["tokens_per_parameter"]) * int(point["non_embedding"])
+        assert int(point["budget.total_tokens"]) == pytest.approx(expected, abs=512)
     held_out = [point for point in study.points if study.is_held_out(point)]
-    assert {point["non_embedding"] for point in held_out} == {157_840}
+    assert [point["non_embedding"] for point in held_out] == [630_560, 630_560]
 
 
 def test_sizes_are_what_the_recipes_of_the_points_have() -> None:
     asked = ask(["study=ladder", "action=report"])
-    for point in study_of(asked).points[::2]:
+    for point in study_of(asked).points[::5]:
         recipe = compose_recipe(asked.arguments_of(point))
         counted = recipe.derived.parameters
         assert counted.total - counted.embedding == point["non_embedding"]
@@ -117,13 +135,17 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         ),
         (lambda t: t["set"].pop("budget.global_batch_tokens"), "set", "whole steps"),
         (
-            lambda t: t["ladder"].pop("tokens_per_parameter"),
+            lambda t: t["ladder"].pop("flops"),
             "ladder.tokens_per_parameter",
             "lengths are by this or by flops",
         ),
-        (lambda t: of_budgets(t, budgets=[3, 2, 1]), "ladder.flops.budgets", "do not rise"),
         (
-            lambda t: of_budgets(t, tokens_per_parameter=[1, 100]),
+            lambda t: t["ladder"]["flops"].update(budgets=[3, 2, 1]),
+            "ladder.flops.budgets",
+            "do not rise",
+        ),
+        (
+            lambda t: t["ladder"]["flops"].update(tokens_per_parameter=[10, 100]),
             "ladder.flops.budgets",
             r"1e\+12 FLOPs are the lengths of 2 sizes",
         ),
@@ -137,23 +159,19 @@ def test_a_ladder_that_no_points_follow_from_is_refused(
     assert caught.value.path == f"ladder.yaml.{path}"
 
 
-def test_runs_by_flops_have_the_law_and_the_parabolas_of_their_budgets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_runs_by_flops_have_the_parabolas_of_their_budgets(
+    ladder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The largest budget checks the law; both approaches say how to use the FLOPs."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "budgets.yaml").write_text(yaml.safe_dump(broken(of_budgets)))
-    runs = finished("./budgets.yaml", tmp_path / "runs")
-    words = ("action=predict", "study=./budgets.yaml", *PREDICT[2:], f"run={runs}")
+    words = (*PREDICT, f"run={ladder}")
     assert main([*words, "output=json"]) == 0
     found = json.loads(capfd.readouterr().out)
-    assert found["loss"]["value"] == pytest.approx(PLANTED.loss(LARGE, TOKENS), rel=1e-3)
     apart = [one for one in found["runs"] if one["held_out"]]
     assert len(apart) == 5
     for one in apart:
-        assert 6 * one["parameters"] * one["tokens"] == pytest.approx(1e13, rel=1e-3)
+        assert 6 * one["parameters"] * one["tokens"] == pytest.approx(8e12, rel=1e-3)
     best = found["by_budgets"]
-    assert len(best["budgets"]) >= 3
+    assert len(best["budgets"]) == 6
     for one in best["budgets"]:  # parabolas only come near the law
         assert one["parameters"] == pytest.approx(
             PLANTED.optimum(one["flops"]).parameters, rel=0.1
@@ -174,13 +192,13 @@ def test_a_planted_law_predicts_the_large_run(
     assert found["loss"]["value"] == pytest.approx(expected, rel=1e-3)
     assert found["loss"]["low"] <= found["loss"]["value"] <= found["loss"]["high"]
     assert found["held_out_error"] < 1e-5
-    assert [one["held_out"] for one in found["runs"]].count(True) == 2
-    assert found["law"]["runs"] == 8
-    assert found["beyond"]["parameters"] == pytest.approx(LARGE / 58_608)
-    assert found["beyond"]["flops"] == pytest.approx(LARGE * TOKENS / (58_608 * 1_758_208))
+    assert [one["held_out"] for one in found["runs"]].count(True) == 5
+    assert found["law"]["runs"] == 21
+    assert found["beyond"]["parameters"] == pytest.approx(LARGE / 402_048)
+    assert found["beyond"]["flops"] == pytest.approx(6 * LARGE * TOKENS / 4e12, rel=1e-3)
     best = found["optimum"]
     assert best["parameters"] * best["tokens"] == pytest.approx(LARGE * TOKENS)
-    assert found["lr"] == pytest.approx(0.016 * (LARGE / 14_712) ** (-1 / 3), rel=5e-3)
+    assert found["lr"] == pytest.approx(rate_of(LARGE), rel=5e-3)
     assert found["lr_of_recipe"] == pytest.approx(3e-4)
     assert any("same tokenizer" in note for note in found["notes"])
     assert main(["action=plan", "output=json", *PREDICT[2:]]) == 0
@@ -202,7 +220,7 @@ def test_the_terminal_has_law_runs_rate_and_bill(
     [
         (PREDICT[:1] + PREDICT[2:], "study", "no ladder is named"),
         (("action=predict", "study=mula_weak", *PREDICT[2:]), "study", "is no ladder"),
-        ((*PREDICT, "run=nowhere"), "study", "0 of 10 runs of ladder have a loss in"),
+        ((*PREDICT, "run=nowhere"), "study", "0 of 26 runs of ladder have a loss in"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(
