@@ -13,6 +13,10 @@ from command.main import main
 from components.config.schema.recipe import Recipe
 from components.planner.plan import plan_recipe
 from components.planner.tree import plan_tree
+from tests.cluster.conftest import programs
+from tests.cluster.programs import Programs
+
+__all__ = ["programs"]  # the fixture
 
 EVERY = 100_000_000_000
 BASE = ("recipe=teuken7b", "scale=full", "cluster=juwels", f"checkpoint.every_tokens={EVERY}")
@@ -112,3 +116,20 @@ def test_pages_and_proposals_have_the_trees_sums(
     assert "for its children" in paper.read_text()
     below = sum(tree["nodes"][name]["storage_bytes"] for name in ("long", "last"))
     assert rows["of its children"] == f"{below / 1e9:,.1f} GB"
+
+
+def test_a_limit_of_device_hours_is_for_the_whole_tree(
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    programs: Programs,
+) -> None:
+    """What is between the trunk's bill and the tree's is refused, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    programs.add("sbatch", says="77\n")
+    trunk = planned(capfd, *NODES)["bill"]["device_hours"]
+    words = ("action=submit", *BASE, *NODES, "site.account=kitchen", "run=trunk")
+    assert main([*words, f"site.device_hours={trunk * 1.01}"]) == 2
+    assert "site.device_hours: " in capfd.readouterr().err
+    assert not (tmp_path / "trunk").exists()
+    assert programs.calls() == []

@@ -31,6 +31,7 @@ from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
+from components.planner.tree import plan_tree
 from components.run.folder import RunFolder, create_run_folder
 from components.run.ownership import check_links
 from components.run.provenance import write_provenance
@@ -62,7 +63,7 @@ def run(arguments: Arguments) -> ActionResult:
     if (standing := submitted_before(recipe, path, again=arguments.again)) is not None:
         raise standing
     check_not_trained(path, "run")
-    ready = check(recipe, arguments, path)
+    ready = check(recipe, arguments, path, children)
     chain, settings = hand_over(ready, after=None, children=children), ready.settings
     jobs = f"a chain of at most {settings.jobs} jobs" if settings.jobs > 1 else "one job"
     tell(
@@ -79,8 +80,12 @@ def run(arguments: Arguments) -> ActionResult:
     return ActionResult(run=path)
 
 
-def check(recipe: Recipe, arguments: Arguments, path: Path) -> Ready:
+def check(
+    recipe: Recipe, arguments: Arguments, path: Path, children: Mapping[str, Recipe] = NONE
+) -> Ready:
     """Check all that can fail before a queue: the recipe, the site, the plan, every part.
+
+    What it may cost is what it costs with the runs that are its ``children``.
 
     Raises:
         RecipeError: whatever is wrong, or the user has not said what the site asks for.
@@ -94,7 +99,7 @@ def check(recipe: Recipe, arguments: Arguments, path: Path) -> Ready:
         say(f"note: {note}")
     for warning in warnings_of(recipe):
         say(f"warning: {warning}")
-    _check_plan(recipe, user, force=arguments.force)
+    _check_plan(recipe, user, children, force=arguments.force)
     check_builds(recipe)
     return Ready(arguments, recipe, settings, scheduler, path)
 
@@ -184,7 +189,9 @@ def submitted_before(recipe: Recipe, path: Path, *, again: bool) -> RecipeError 
     return RecipeError("run", problem, f"{ways}; again=true submits it once more")
 
 
-def _check_plan(recipe: Recipe, user: User, *, force: bool) -> None:
+def _check_plan(
+    recipe: Recipe, user: User, children: Mapping[str, Recipe], *, force: bool
+) -> None:
     """Refuse what will not fit, and what costs more than the user wants to spend."""
     if isinstance(recipe.cluster.hardware, str):
         return
@@ -196,7 +203,8 @@ def _check_plan(recipe: Recipe, user: User, *, force: bool) -> None:
         raise RecipeError("parallelism", problem, remedy)
     if user.device_hours is None or plan.bill is None or recipe.cluster.smoke:
         return
-    if (hours := plan.bill.device_hours) > user.device_hours:
+    hours = plan_tree(recipe, plan.bill, children).device_hours or plan.bill.device_hours
+    if hours > user.device_hours:
         problem = f"{user.device_hours:,.0f}, but the plan says {hours:,.0f} device-hours"
         remedy = "lower budget.total_tokens, or raise site.device_hours"
         raise RecipeError("site.device_hours", problem, remedy)
