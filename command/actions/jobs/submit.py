@@ -143,10 +143,8 @@ def hand_over(ready: Ready, *, after: str | None, children: Mapping[str, Recipe]
     try:
         chain = ready.scheduler.submit(jobs.script, after=after)
     except NoAnswerError as error:  # the record stays open: it is no refusal
-        remedy = (
-            f"it may have taken {settings.name}: look into its queue before you submit again"
-        )
-        raise RecipeError("cluster.scheduler", str(error), remedy) from None
+        way = f"it may have taken {settings.name}: look into the queue before you repeat this"
+        raise RecipeError("cluster.scheduler", str(error), way) from None
     except SchedulerError as error:
         jobs.note(RefusedEvent(at=now(), why=str(error)))
         remedy = f"the script is {jobs.script}; site.* and cluster.* change what it asks for"
