@@ -106,6 +106,7 @@ bench: setup ## run the benchmarks that this machine can run, and write docs/spe
 	$(PY) -m benchmarks.planning.worlds recipe=gpt175b cluster=smng_p2
 	$(PY) -m benchmarks.training.parallel_overhead recipe=teuken7b
 	$(PY) -m benchmarks.training.guards recipe=teuken7b
+	$(PY) -m benchmarks.training.evaluation_beside
 	$(PY) -m benchmarks.training.expert_optimizer recipe=mula20b_a2b published=mula20b_a2b=1.36 \
 	  published=mula100b_a7b=1.23 published=mula220b_a10b=1.07
 	$(PY) -m benchmarks.training.expert_ways recipe=mula20b_a2b

@@ -25,6 +25,9 @@ MOST_STALL, LEAST_THROUGHPUT = 0.15, 0.70
 # benchmarks.training.guards, benchmarks.training.profiler: a step with them by one without
 MOST_GUARDED, MOST_IDLE = 1.01, 1.01
 
+# benchmarks.training.evaluation_beside: a step by one beside the evaluation of another run
+MOST_BESIDE = 1.01
+
 # benchmarks.planning.worlds
 MOST_WORLD_SECONDS = 30.0
 
