@@ -72,10 +72,11 @@ def prediction_figure(found: Prediction, law: Law, unit: str) -> go.Figure:
     figure.update_xaxes(type="log", exponentformat="power")
     figure.update_yaxes(exponentformat="none")
     sizes = list(dict.fromkeys(one.parameters for one in found.runs))
-    longest = max(one.tokens / one.parameters for one in found.runs)
+    ratios = [one.tokens / one.parameters for one in found.runs]
+    shortest, longest = min(ratios) / 2, max(ratios)
     for index, size in enumerate([*sizes, found.parameters]):
         most = max(longest * size * 10, found.tokens if size == found.parameters else 0)
-        tokens = np.geomspace(size, most, _POINTS)
+        tokens = np.geomspace(shortest * size, most, _POINTS)
         figure.add_scatter(
             x=6 * size * tokens, y=[law.loss(size, one) for one in tokens],
             mode="lines", name=f"{numbers.count(size)} parameters",
