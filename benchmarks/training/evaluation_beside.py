@@ -1,14 +1,14 @@
 """What do evaluations in jobs of their own cost the run whose checkpoints they read?
 
 A miniature trains by the command on one core and saves again and again; on another core the
-command evaluates its newest checkpoint, as a node of a tree does, and, as often, the checkpoint
+command evaluates its newest checkpoint, as a node of a tree does, and beside it the checkpoint
 of a run that ended: that costs what any neighbour on the same host costs, in caches and memory,
-which a job on another node does not. Evaluations are halted every other half second, so that
-steps beside one and steps alone take short turns, and what else goes on on the host slows both.
-Each pair is the median step of a turn beside that of the rest after it; steps that saved count,
-for all have them. The claim is that steps beside an evaluation of their own run are not 1 %
-slower than beside the other: the interval of the paired ratio ends below 1.01, status 1 where
-it does not.
+which a job on another node does not. Of the two evaluations one is halted at a time, for half a
+second, so that steps beside the one and the other take short turns in one run, and what else
+goes on on the host slows both. Each pair is the median step of a turn beside that of the next;
+steps that saved count, for all have them. The claim is that steps beside an evaluation of their
+own run are not 1 % slower than beside the other: the interval of the paired ratio ends below
+1.01, status 1 where it does not.
 
     python -m benchmarks.training.evaluation_beside [PAIRS]
 """
@@ -35,7 +35,7 @@ from components.run.history import read_lines
 from tests.life.conftest import TINY
 
 RESULT = RESULTS / "evaluation_beside.json"
-PAIRS, TURN_SECONDS, TOKENS, SAVED_STEPS = 250, 0.5, 512, 20
+PAIRS, TURN_SECONDS, TOKENS, SAVED_STEPS = 500, 0.5, 512, 20
 OWN = {
     "budget.total_tokens": 1_000_000 * TOKENS,
     "checkpoint.every_tokens": SAVED_STEPS * TOKENS,
@@ -45,7 +45,7 @@ OWN = {
 }
 TRAINS, EVALUATES = 0, 1  # cores
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-Turn = tuple[float, float, float]  # begin, end, and end of the rest
+Turn = tuple[float, float]  # begin and end
 
 
 def command(core: int, *words: str) -> list[str]:
@@ -88,36 +88,45 @@ def ended_run(home: Path) -> Path:
     return run
 
 
-@contextmanager
-def evaluating(run: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Evaluate the newest checkpoint by the command, in a group of processes of its own."""
+def evaluate(run: Path) -> subprocess.Popen[bytes]:
+    """Begin to evaluate the newest checkpoint by the command, in a group of processes."""
     saved = sorted(run.glob("checkpoints/*/progress.json"))[-1].parent
     asked = f"at_tokens={int(saved.name.rpartition('-')[2])}"
     with (run.parent / "evaluations").open("ab") as log:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command(EVALUATES, "action=evaluate", f"run={run}", asked),
             cwd=run.parent, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
+
+
+def turn(process: subprocess.Popen[bytes]) -> Turn | None:
+    """Let it work for a moment and halt it; None if it ended meanwhile."""
+    os.killpg(process.pid, signal.SIGCONT)
+    began = time.time()
+    time.sleep(TURN_SECONDS)
+    if process.poll() is not None:
+        return None
+    os.killpg(process.pid, signal.SIGSTOP)
+    return began, time.time()
+
+
+def take_turns(runs: Sequence[Path], pairs: int) -> list[tuple[Turn, Turn]]:
+    """Evaluate two runs in turns, begun anew together when one has been evaluated."""
+    turns: list[tuple[Turn, Turn]] = []
+    while len(turns) < pairs:
+        both = [evaluate(run) for run in runs]
         try:
-            yield process
+            os.killpg(both[1].pid, signal.SIGSTOP)
+            while (one := turn(both[0])) and (other := turn(both[1])):
+                turns.append((one, other))
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def turns_of(process: subprocess.Popen[bytes]) -> Iterator[Turn]:
-    """Let it work and halt it in turns; yield begin, end and end of the rest of each."""
-    while process.poll() is None:
-        began = time.time()
-        time.sleep(TURN_SECONDS)
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, signal.SIGSTOP)
-        ended = time.time()
-        time.sleep(TURN_SECONDS)
-        yield began, ended, time.time()
-        os.killpg(process.pid, signal.SIGCONT)
+            for process in both:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if max(process.returncode for process in both) > 0:
+            raise RuntimeError((runs[0].parent / "evaluations").read_text("utf-8")[-2_000:])
+    return turns
 
 
 def step_between(steps: Sequence[dict[str, Any]], begin: float, end: float) -> float:
@@ -131,50 +140,27 @@ def tenths(seconds: Sequence[float]) -> list[float]:
     return [quantiles(seconds, n=10)[place] for place in (0, 4, 8)]
 
 
-def take_turns(run: Path, ended: Path, pairs: int) -> dict[str, list[Turn]]:
-    """Evaluate the run and the other one in turns, until both have as many pairs."""
-    turns: dict[str, list[Turn]] = {"own": [], "other": []}
-    while len(turns["other"]) < pairs:
-        for name, place in (("own", run), ("other", ended)):
-            with evaluating(place) as process:
-                turns[name].extend(turns_of(process))
-                if process.wait() != 0:
-                    raise RuntimeError((run.parent / "evaluations").read_text("utf-8")[-2_000:])
-    return turns
-
-
 def main(words: list[str]) -> int:
-    """Take turns, and keep the ratios, the steps' seconds and the load of the host."""
+    """Take turns, and keep the ratio, the steps' seconds and the load of the host."""
     pairs, load = int(words[0]) if words else PAIRS, os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="beside-") as name:
         ended = ended_run(Path(name))
         with training(Path(name)) as run:
-            turns = take_turns(run, ended, pairs)
+            turns = take_turns((run, ended), pairs)
         steps = [one for one in read_lines(run / "metrics.jsonl") if one["kind"] == "step"]
-    seconds = {
-        name: [(step_between(steps, b, e), step_between(steps, e, r)) for b, e, r in every]
-        for name, every in turns.items()
-    }
-    ratios = {name: [one / rest for one, rest in every] for name, every in seconds.items()}
-    kept = min(map(len, ratios.values()))
-    own, other = (ratios[name][:kept] for name in ("own", "other"))
+    own, other = ([step_between(steps, *one[place]) for one in turns] for place in (0, 1))
     ratio = paired_ratio(own, other)
     tree = {
         "ratio": ratio,
-        **{
-            f"{name}_by_alone": paired_ratio(*zip(*every, strict=True))
-            for name, every in seconds.items()
-        },
-        "pairs": kept,
-        "step_seconds_alone": tenths([rest for _, rest in seconds["own"]]),
+        "pairs": len(turns),
+        "step_seconds": {"own": tenths(own), "other": tenths(other)},
         "load_averages": [load, os.getloadavg()[0]],
         "holds": ratio["high"] < MOST_BESIDE,
     }
     said = circumstances(
         peer="the same run beside an evaluation of a run that has ended",
         convention="median seconds of a step, of turns of half a second in one run; processes "
-        "on a core each; by_alone: beside one by beside none; of the steps alone the 10th, "
-        "50th and 90th percentile",
+        "on a core each; of the turns the 10th, 50th and 90th percentile",
         shape=OWN,
         packages=["torch"],
     )
