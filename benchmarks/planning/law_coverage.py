@@ -14,6 +14,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -46,6 +47,11 @@ def ladder_of(name: str) -> tuple[list[tuple[int, int]], tuple[int, int]]:
     return [row[:2] for row in rows if not row[2]], held_out
 
 
+def loss_at(target: tuple[float, float], law: Law) -> float:
+    """Return the loss by a law of so many parameters and tokens."""
+    return law.loss(*target)
+
+
 def cover(runs: Sequence[tuple[int, int]], largest: tuple[int, int], noise: float) -> Row:
     """Draw ladders of one scatter; count the intervals that hold what was planted."""
     beyond = (largest[0] * math.sqrt(BEYOND), largest[1] * math.sqrt(BEYOND))
@@ -65,7 +71,7 @@ def cover(runs: Sequence[tuple[int, int]], largest: tuple[int, int], noise: floa
             continue  # no law, and so no interval that could be wrong
         told += 1
         for name, target in targets.items():
-            found = interval(laws, lambda law, target=target: law.loss(*target))  # type: ignore[misc]
+            found = interval(laws, partial(loss_at, target))
             truth = PLANTED.loss(*target)
             held[name] += found.low <= truth <= found.high
             widths[name].append((found.high - found.low) / truth)

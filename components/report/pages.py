@@ -88,7 +88,7 @@ def _script_name() -> str:
 def set_page(template: str, parts: Mapping[str, Any], script: str | None = None) -> str:
     """Fill a template beside this file; all text is escaped, whatever it says.
 
-    ``script`` says where the page finds plotly's; without it, it has its own.
+    ``script`` says where the page finds plotly's; without it, a page with charts has its own.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
@@ -102,7 +102,7 @@ def set_page(template: str, parts: Mapping[str, Any], script: str | None = None)
     )
     own = {
         "style": (_HERE / "page.css").read_text("utf-8"),
-        "plotly": "" if script else get_plotlyjs(),
+        "plotly": get_plotlyjs,
         "script": script,
         "with_contents": with_contents,
     }
