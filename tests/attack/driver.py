@@ -104,7 +104,7 @@ class Room:
         child = os.fork()
         if child == 0:
             _be_the_child(folder, case, act)
-        status = _wait(child)
+        status = wait_for(child)
         mark(folder, "end")  # for a child that could not say it
         seconds = time.monotonic() - began
         said = (folder / "said").read_bytes().decode("utf-8", "surrogateescape")
@@ -181,35 +181,40 @@ def _be_the_child(folder: Path, case: Case, act: Callable[[Sequence[str]], int])
     """Run the command as a program of its own would run, and never return."""
     status = BROKEN
     try:
-        os.setsid()
-        os.chdir(folder / "here")
-        os.environ |= _environment(folder / "home") | {
-            "TMPDIR": str(folder / "tmp"),
-            "XDG_STATE_HOME": str(folder / "state"),
-            **case.env,
-        }
+        enter_folder(folder, folder / "said", case.env)
         # A user who works in the clone has both before all packages.
         sys.path[:0] = [str(folder / "here"), str(folder / "beside")]
-        said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
-        encoding = case.env.get("PYTHONIOENCODING", "utf-8")
-        for stream, errors in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):
-            assert isinstance(stream, TextIOWrapper)
-            stream.reconfigure(encoding=encoding, errors=errors)
         watch = Watch(folder)
         sys.addaudithook(watch.hear)
         _limit(case.limits)
         mark(folder, "begin")
         watch.listening = True
-        status = _acted(act, case.words)
+        status = run_words(act, case.words)
         watch.listening = False
         _limit({})
         mark(folder, "end")
         (folder / "acts").write_text(json.dumps([*watch.acts, *watch.new_packages()]), "utf-8")
     finally:
         os._exit(status & 0xFF if status >= 0 else 99)
+
+
+def enter_folder(folder: Path, output: Path, env: Mapping[str, str]) -> None:
+    """Make this child a program that runs in ``folder/here`` and writes to ``output``."""
+    os.setsid()
+    os.chdir(folder / "here")
+    os.environ |= _environment(folder / "home") | {
+        "TMPDIR": str(folder / "tmp"),
+        "XDG_STATE_HOME": str(folder / "state"),
+        **env,
+    }
+    stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    encoding = env.get("PYTHONIOENCODING", "utf-8")
+    for text, errors in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):
+        assert isinstance(text, TextIOWrapper)
+        text.reconfigure(encoding=encoding, errors=errors)
 
 
 def _limit(limits: Mapping[str, int]) -> None:
@@ -222,7 +227,7 @@ def _limit(limits: Mapping[str, int]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits.get("files", min(files, 1024)), files))
 
 
-def _acted(act: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
+def run_words(act: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
     """Give the exit status that the interpreter would give."""
     try:
         status = int(act(words))
@@ -245,7 +250,7 @@ def mark(folder: Path, moment: str) -> None:
         os.open(folder / f"mark-{moment}", os.O_RDONLY)
 
 
-def _wait(child: int) -> int:
+def wait_for(child: int) -> int:
     """Wait for the child, but no longer than a user would."""
     until = time.monotonic() + LIMIT_SECONDS
     while time.monotonic() < until:
