@@ -25,6 +25,7 @@ PRELOADED = [
     "tests.components.checkpoint.saver_cases",
     "tests.components.distributed.experts_cases",
     "tests.components.distributed.microbatches_cases",
+    "tests.components.engine.init_from_cases",
 ]
 
 
