@@ -29,16 +29,18 @@ run: setup ## train the miniature of Teuken-7B here, on real text, and write its
 
 # The tests of a folder or a file, or "changed": those of what is not committed yet.
 ROOMS ?= tests
+# Further options of pytest for `make long` and `make cluster`, such as those of tests/time_budget.py.
+OPTIONS ?=
 
 test: setup ## run the tests that any change may break; ROOMS=changed runs those of what a diff touches
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not cluster and not long" \
 	  $(if $(filter changed,$(ROOMS)),$$($(PY) -m tests.changed),$(ROOMS))
 
 long: setup ## run the tests that start many processes, and all cases of those of which make test runs a few (35 minutes)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "long and not cluster and not apart"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "long and not cluster and not apart" $(OPTIONS)
 
 cluster: setup ## train on a real Slurm of three and five nodes on this host, and follow the pages of the sites; needs root, slurm-wlm, munge and environment-modules (an hour)
-	NEEDS_SLURM=1 $(PY) -m pytest -m cluster
+	NEEDS_SLURM=1 $(PY) -m pytest -m cluster $(OPTIONS)
 
 mutants: setup ## plant faults in a copy of the tree, one at a time; the test that names it has to fail; writes docs/testing.md (10 minutes)
 	$(PY) -m tests.mutants

@@ -35,7 +35,7 @@ def measured(*words: str, ranks: int, per_node: int) -> Any:
         for rank in range(ranks)
     ]
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -21,7 +21,7 @@ from typing import Self
 import pytest
 
 from tests.cluster import openpbs
-from tests.cluster.slurm import free_ports
+from tests.cluster.slurm import BUSY_HOST, free_ports
 
 COMMANDS = ("qsub", "qstat", "qdel", "qalter", "qmgr", "qhold", "qrls", "qrerun", "pbsnodes")
 CONF = """\
@@ -120,7 +120,7 @@ class LocalPbs:
             [str(self.programs / words[0]), *words[1:]],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         assert not check or done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout
@@ -135,7 +135,7 @@ class LocalPbs:
 
     def wait_for(self, holds: Callable[[], bool], seconds: float) -> None:
         """Wait until something holds, or fail with what the daemons said last."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + BUSY_HOST * seconds
         while not holds():
             assert time.monotonic() < end, self.logs()
             time.sleep(0.3)

@@ -30,7 +30,7 @@ from tests.cluster.test_slurm_life import (
 )
 
 __all__ = ["home", "same_as_uninterrupted", "submit", "uninterrupted"]  # fixtures
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
 TRACER = ("strace", "-D", "-f", "--seccomp-bpf", "-qq", "-e")

@@ -16,7 +16,7 @@ from tests.cluster.test_slurm_life import HERE, SMALL
 from tests.data_prep.corpora import LANGUAGES, write_corpus
 from tests.life.conftest import command, environment
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.cluster.test_slurm_life import Submit, finish, home, submit
 from tests.life.conftest import entries
 
 __all__ = ["home", "submit"]  # fixtures
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
 MASK = "CUDA_VISIBLE_DEVICES"  # as JUWELS's profile sets it
 

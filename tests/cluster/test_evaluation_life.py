@@ -15,7 +15,7 @@ from tests.cluster.test_slurm_life import Submit, finish, home, submit
 
 __all__ = ["home", "submit"]
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 TOKENS = [1_024, 2_048, 3_072]
 
 

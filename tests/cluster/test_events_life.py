@@ -24,7 +24,7 @@ from tests.cluster.test_slurm_life import (
 )
 
 __all__ = ["home", "same_as_uninterrupted", "submit", "uninterrupted"]  # fixtures
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1_500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
 KILLED_STEP, SAVED_STEPS, STEPS = 50, 20, 400
 WORDS = (

@@ -16,7 +16,7 @@ __all__ = ["home", "submit"]  # fixtures
 CORES = os.sched_getaffinity(0)
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(3_600),
     pytest.mark.skipif(len(CORES) < 2, reason="of one core none can be taken away"),
 ]
 

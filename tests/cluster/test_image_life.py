@@ -13,7 +13,7 @@ from tests.cluster.test_host import CONTAIN, lacking
 from tests.cluster.test_slurm_life import Submit, finish, home, submit
 from tests.life.conftest import entries
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 __all__ = ["home", "submit"]  # fixtures
 
 SYSTEM = ("/proc", "/sys", "/dev", "/tmp", "/lib", "/lib64", "/usr/lib", "/etc")

@@ -13,10 +13,11 @@ from cluster.names import fold_names
 from cluster.pbs import Pbs
 from cluster.status import RunStatus, status_of
 from tests.cluster import openpbs
+from tests.cluster.slurm import BUSY_HOST
 from tests.life.conftest import TINY, act, entries
 
 # A minute alone; hosts that are full take much longer.
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
 OWN = ("budget.total_tokens", "checkpoint.", "evaluation.")
 SMALL = tuple(word for word in TINY if not word.startswith(OWN))
@@ -60,7 +61,7 @@ def status(run: Path) -> RunStatus:
 
 
 def wait_until(run: Path, holds: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
+    end = time.monotonic() + BUSY_HOST * seconds
     while not holds():
         if time.monotonic() > end:
             logs = sorted([*(run / "jobs").glob("*.OU"), *(run / "ranks").glob("*.log")])

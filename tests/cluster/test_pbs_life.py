@@ -21,7 +21,7 @@ from tests.cluster.test_sweep_life import STUDY, at_once
 from tests.data_prep.corpora import LANGUAGES, write_corpus
 from tests.life.conftest import TINY, act, entries
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
 SCRIPT = """#!/bin/bash
 #PBS -N sleeper

@@ -11,7 +11,7 @@ from tests.cluster.test_preflight_life import verdict
 from tests.life.conftest import act, entries
 
 __all__ = ["home", "machine"]  # fixtures
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
 BUDGET = (
     *("budget.total_tokens=2_048", "checkpoint.every_tokens=1_024"),

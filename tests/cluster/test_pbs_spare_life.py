@@ -23,7 +23,7 @@ from tests.cluster.test_spare_life import tell_times
 from tests.life.conftest import act, entries
 
 __all__ = ["home", "machine"]  # fixtures
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
 STEPS = 60
 BUDGET = (

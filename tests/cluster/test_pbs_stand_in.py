@@ -11,7 +11,7 @@ import pytest
 from tests.cluster import openpbs
 from tests.cluster.pbs_server import LocalPbs, local_pbs
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
 SCRIPT = """#!/bin/bash
 #PBS -N sleeper

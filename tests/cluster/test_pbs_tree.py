@@ -14,7 +14,7 @@ from tests.life.conftest import act, entries
 
 __all__ = ["home", "machine"]
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
 TREE = (
     "children.cooled={at_tokens: 1024, with: optimizer, set: {budget.total_tokens: 1536}}",

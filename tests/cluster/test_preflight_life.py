@@ -15,7 +15,7 @@ from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_slurm_life import HERE, SMALL, Submit, finish, home, submit
 
 __all__ = ["home", "submit"]  # fixtures
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
 SHORT = (
     *("cluster.nodes=2", "cluster.devices_per_node=1", "cluster.site.directives=[]"),

@@ -142,7 +142,7 @@ def test_the_scheduler_s_warning_makes_the_stop_file_and_the_ranks_status_is_kep
             break
         time.sleep(0.05)
     process.send_signal(signal.SIGUSR1)
-    assert process.wait(10) == int(status)
+    assert process.wait(300) == int(status)
     assert Path(job.run, "stop").exists()
     assert notes(machine)[-1] == f"python -m cluster.end {job.run} {status}"
 

@@ -21,7 +21,7 @@ from tests.cluster.site_page import tried
 from tests.cluster.slurm import JUWELS, Pose, local_slurm
 from tests.life.conftest import entries
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
 MODULES = Path("/usr/share/modules/init/bash")
 LOAD = re.compile(r"^module (?:load|switch) (.+)$", re.M)
@@ -124,7 +124,7 @@ def losses(run: Path) -> dict[int, float]:
 
 def ended_jobs(run: Path) -> tuple[JobAttempt, ...]:
     """Wait for what jobs note after their run has finished; without the word it is None."""
-    jobs, end = Jobs(RunFolder(run)), time.monotonic() + 60
+    jobs, end = Jobs(RunFolder(run)), time.monotonic() + 600
     while any(job.ended is None for job in jobs.chain().attempts) and time.monotonic() < end:
         time.sleep(0.5)
     return jobs.chain().attempts

@@ -18,7 +18,7 @@ from components.run.folder import RunFolder
 from tests.cluster.slurm import LocalSlurm
 from tests.life.conftest import TINY, entries
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1_500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
 OWN = ("budget.total_tokens", "checkpoint.", "evaluation.", "parallelism.")
 SMALL = tuple(word for word in TINY if not word.startswith(OWN))

@@ -18,7 +18,7 @@ from tests.cluster.test_slurm_life import (
 from tests.life.conftest import entries
 
 __all__ = ["home", "same_as_uninterrupted", "submit", "uninterrupted"]  # fixtures
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1_500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
 STEPS = (33, 77)  # a checkpoint is of step 20, 40, 60, and so on
 FAULTS = ", ".join(f"{{fault: nan, rank: 1, step: {step}}}" for step in STEPS)

@@ -22,7 +22,7 @@ from tests.cluster.test_slurm_life import (
 )
 
 __all__ = ["home", "submit"]  # fixtures
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1_500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
 SPARE = ("watchdog.restarts=2", "cluster.spare_nodes=1")
 

@@ -49,7 +49,7 @@ def here(slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3_600)
 def test_nine_of_twelve_points_run_and_three_are_explained(
     slurm: LocalSlurm, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +103,7 @@ published: {}
 
 @pytest.mark.cluster
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3_600)
 def test_a_study_submits_a_few_points_at_a_time_and_learns_from_their_results(
     here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

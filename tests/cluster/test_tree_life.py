@@ -12,7 +12,7 @@ from tests.life.conftest import entries
 
 __all__ = ["home", "submit"]
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1_500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3_600)]
 
 SAVED, TOTAL = 1_024, 4_096
 TREE = {

@@ -173,7 +173,7 @@ def test_tab_in_a_terminal_writes_the_word_out(tmp_path: Path) -> None:
 
 
 def wait_for(terminal: int, text: str) -> str:
-    shown, end = "", time.monotonic() + 60
+    shown, end = "", time.monotonic() + 600
     while text not in shown.replace("\r", "").replace("\n", ""):
         assert time.monotonic() < end, shown
         if select.select([terminal], [], [], 0.1)[0]:

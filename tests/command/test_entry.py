@@ -55,7 +55,7 @@ def test_a_signal_at_any_moment_ends_it_with_one_word(
         assert process.stdout.readline() == "heard\n"
         time.sleep(seconds)
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=600)
     assert said in WORDS
     assert process.returncode == 128 + number
     assert list(tmp_path.iterdir()) == []
@@ -70,7 +70,7 @@ def test_what_is_started_with_signals_ignored_goes_on(tmp_path: Path) -> None:
     ) as process:
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        listed, _ = process.communicate(timeout=60)
+        listed, _ = process.communicate(timeout=600)
     assert process.returncode == 0
     assert "teuken7b" in listed
 

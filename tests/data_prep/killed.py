@@ -39,7 +39,7 @@ def start(texts: Path, root: Path) -> Process:
 
 def finish(process: Process) -> str:
     """Return the digest of the result."""
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return out.strip()
 

@@ -79,7 +79,7 @@ def test_a_run_is_compiled_once_for_all_its_steps_and_never_to_evaluate(home: Pa
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_twelve_layers_share_their_graphs_in_every_layout(home: Path, layout: str) -> None:
     graphs, words = LAYOUTS[layout]

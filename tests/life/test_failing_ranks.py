@@ -14,7 +14,7 @@ from tests.life.conftest import ROOT, TINY, Program
 
 SHARES = {"eu": 0.991, "rare": 0.009}
 SAMPLES_PER_STEP = 8
-LONGEST_PREPARATION_SECONDS = 120
+LONGEST_PREPARATION_SECONDS = 600
 STEPS_BEFORE = 6  # before the second rank meets the rare source
 WORDS = (
     *(word for word in TINY if not word.startswith(("data.sources", "data.shares"))),

@@ -42,7 +42,7 @@ class Running:
         return self._said.read_text()
 
     def wait_until(self, holds: Callable[[], Any]) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while not holds():
             assert self.process.poll() is None, self.said
             assert time.monotonic() < end, self.said

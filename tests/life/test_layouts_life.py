@@ -113,7 +113,7 @@ def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_losses(
     ranks = children(process.pid)[0]  # the agent, which leads the group of its ranks
     os.killpg(ranks, signal.SIGKILL)
     process.kill()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     printed = re.search(r"python run\.py (resume=\S+)\)", err)
     assert printed is not None, err[-4000:]
     assert printed.group(1) == f"resume={run}"

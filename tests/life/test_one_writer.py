@@ -41,7 +41,7 @@ def start(home: Path, *words: str) -> Process:
     )
 
 
-def wait_until(holds: Callable[[], Any], seconds: float = 60.0) -> None:
+def wait_until(holds: Callable[[], Any], seconds: float = 600.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
@@ -53,7 +53,7 @@ def stop_after(home: Path, run: Path, steps: int, *words: str) -> None:
     process = start(home, *words, f"run={run}")
     wait_until(lambda: len(entries(run, "step")) >= steps)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 3, err
 
 
@@ -80,7 +80,7 @@ def test_of_two_commands_that_resume_a_run_at_once_one_is_refused(
     # Long enough for the second to meet the first, on a host however busy.
     slow = "guard.inject=[{fault: slow_rank, rank: 0, step: 50, seconds: 15, steps: 1}]"
     both = [start(home, f"resume={at_once}", slow) for _ in range(2)]
-    told = {process: process.communicate(timeout=120)[1] for process in both}
+    told = {process: process.communicate(timeout=600)[1] for process in both}
     refused, trained = sorted(both, key=lambda process: -process.returncode)
     assert [refused.returncode, trained.returncode] == [2, 0], told
     found = re.search(REFUSED, told[refused])
@@ -102,7 +102,7 @@ def test_who_resumes_a_run_that_trains_is_refused_and_changes_nothing(
     assert act(home, f"resume={run}", "watchdog.every_steps=3") == 2
     recipe = json.loads((run / "recipe.json").read_text())
     assert recipe["watchdog"]["every_steps"] != 3
-    _, err = first.communicate(timeout=120)
+    _, err = first.communicate(timeout=600)
     assert first.returncode == 0, err
     assert losses(run) == expected
 
@@ -124,7 +124,7 @@ def test_ranks_whose_command_was_killed_still_hold_their_run(home: Path) -> None
     process.kill()
     process.wait()
     refused = start(home, f"resume={run}")
-    _, err = refused.communicate(timeout=60)
+    _, err = refused.communicate(timeout=600)
     assert refused.returncode == 2, err
     found = re.search(REFUSED, err)
     assert found, err
@@ -135,5 +135,5 @@ def test_ranks_whose_command_was_killed_still_hold_their_run(home: Path) -> None
     again = start(home, f"resume={run}")
     wait_until(lambda: entries(run, "resume"))
     again.send_signal(signal.SIGTERM)
-    _, err = again.communicate(timeout=60)
+    _, err = again.communicate(timeout=600)
     assert again.returncode == 3, err

@@ -23,7 +23,7 @@ pytestmark = [
         find_spec("lm_eval") is None,
         reason="lm-eval is not installed: requirements/evaluate.lock",
     ),
-    pytest.mark.timeout(1_200),  # 65 data sets are staged and read, twice by lm-eval itself
+    pytest.mark.timeout(3_600),  # 65 data sets are staged and read, twice by lm-eval itself
 ]
 PUBLISHED = {"score_arc_easy": 70.2, "score_mmlu": 25.9, "score_average": 60.3}
 RUN = (

@@ -155,7 +155,7 @@ def test_an_interrupt_saves_says_how_to_resume_and_exits_with_three(
             break
         time.sleep(0.1)
     signal_group(process)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 3, err[-4000:]
     assert f"python run.py resume={run}" in out
     assert "Traceback" not in err

@@ -112,7 +112,7 @@ def test_asked_to_end_it_ends_its_ranks_and_leaves_nothing(tmp_path: Path) -> No
         assert process.poll() is None
     time.sleep(3)
     process.terminate()
-    process.communicate(timeout=100)  # closes the pipe too
+    process.communicate(timeout=600)  # closes the pipe too
     assert process.returncode == Status.INTERRUPTED
     assert list(tmp_path.glob("parity-*")) == []
     for _ in range(10):  # a rank that was just ended may still be on its way

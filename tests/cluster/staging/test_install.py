@@ -46,7 +46,7 @@ def losses(run: Path) -> list[float]:
 @pytest.mark.long
 @pytest.mark.cluster  # three minutes of installing: make cluster has it
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="no network namespace can be made here")
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3_600)
 def test_what_is_staged_trains_where_only_the_loopback_is(tmp_path: Path) -> None:
     clone, home, stage = (tmp_path / name for name in ("clone", "home", "made.stage"))
     call("git", "clone", "--quiet", str(ROOT), str(clone), cwd=tmp_path)

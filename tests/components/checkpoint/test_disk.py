@@ -98,7 +98,7 @@ def test_who_is_asked_to_stop_waits_no_longer_and_says_what_it_waited_for() -> N
         with pytest.raises(
             RecipeError, match="as the kernel calls it; the run was asked to stop"
         ):
-            waits.result(timeout=5.0)
+            waits.result(timeout=50.0)
 
 
 def test_a_folder_that_was_taken_away_comes_back_though_its_taker_was_killed(
@@ -115,7 +115,7 @@ def test_a_folder_that_was_taken_away_comes_back_though_its_taker_was_killed(
     done = subprocess.run([sys.executable, "-c", program, str(folder)], check=False)
     assert done.returncode == -9
     assert not (folder / "file").exists()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 300
     while not (folder / "file").exists():
         assert time.monotonic() < end
         time.sleep(0.01)

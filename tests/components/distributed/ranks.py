@@ -1,18 +1,22 @@
-"""A few gloo processes that stay, and run one case after another."""
+"""A few gloo processes that run one case after another."""
 
 import os
 import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-TIMEOUT_SECONDS = 120
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+TIMEOUT_SECONDS = 600
+MAXIMUM_THREADS = 50  # of one process
 # What cases import, once for all processes of a worker rather than in each of them.
 PRELOADED = [
     "torch.distributed.tensor",
@@ -21,65 +25,98 @@ PRELOADED = [
     "tests.components.checkpoint.saver_cases",
     "tests.components.distributed.experts_cases",
     "tests.components.distributed.microbatches_cases",
+    "tests.components.engine.init_from_cases",
 ]
 
 
 class Ranks:
-    """Call functions on ``count`` processes at once, which are stopped in between.
+    """Call functions on ``count`` processes at once, which are stopped between calls.
 
-    A thread of each of gloo's groups wakes a hundred times a second even if nothing is sent:
-    worlds of many groups that merely waited would take half a processor from other tests.
-    A function comes from a module that a process can import, never from a test's body.
+    A case leaves its gloo groups behind, and each of their threads wakes a hundred times a
+    second. The processes are therefore replaced when they have many threads: forks of a warm
+    server start in a twentieth of a second. They are also replaced after a call that fails,
+    because some ranks may still wait for others. A function comes from a module that a
+    process can import, never from a test's body.
     """
 
     def __init__(self, count: int) -> None:
+        self.timeout_seconds: float = TIMEOUT_SECONDS
+        self._count = count
+        self._calls = 0
+        self._processes: dict[Connection, BaseProcess] = {}
         self._folder = tempfile.TemporaryDirectory()
-        context = get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        self._pipes, self._processes = [], []
-        for rank in range(count):
-            here, there = context.Pipe()
-            store = Path(self._folder.name) / "store"
-            process = context.Process(target=_serve, args=(there, rank, count, store))
-            process.start()
-            self._pipes.append(here)
-            self._processes.append(process)
 
     def __call__(self, case: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return what each rank returned; a rank's exception fails the test with its trace."""
-        self._signal(signal.SIGCONT)
-        for pipe in self._pipes:
-            pipe.send((case, arguments))
-        answers = [self._receive(pipe) for pipe in self._pipes]
-        self._signal(signal.SIGSTOP)
-        failed = [value for done, value in answers if not done]
-        assert not failed, failed[0]
-        return [value for _, value in answers]
+        """Return what each rank returned; the first exception fails the test with its trace."""
+        self._calls += 1
+        try:
+            if not self._processes:
+                self._start()
+            self._signal(signal.SIGCONT)
+            for pipe in self._processes:
+                pipe.send((self._calls, case, arguments))
+            answers = self._receive()
+            self._signal(signal.SIGSTOP)
+        except BaseException:
+            self._stop()
+            raise
+        if max(self.count_threads()) > MAXIMUM_THREADS:
+            self._stop()
+        return answers
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for process in self._processes:
-            process.kill()
-            process.join()
+    def __exit__(self, *_: object) -> None:
+        self._stop()
         self._folder.cleanup()
 
+    def count_threads(self) -> list[int]:
+        """Count the threads of each running process."""
+        tasks = [Path(f"/proc/{process.pid}/task") for process in self._processes.values()]
+        return [len(list(folder.iterdir())) for folder in tasks]
+
+    def _start(self) -> None:
+        context = get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        store = Path(self._folder.name) / f"store{self._calls}"
+        for rank in range(self._count):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, rank, self._count, store))
+            process.start()
+            there.close()  # so that the end of a process ends its pipe
+            self._processes[here] = process
+
+    def _stop(self) -> None:
+        for pipe, process in self._processes.items():
+            process.kill()
+            process.join()
+            pipe.close()
+        self._processes = {}
+
     def _signal(self, number: signal.Signals) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             assert process.pid
             os.kill(process.pid, number)
 
-    @staticmethod
-    def _receive(pipe: Connection) -> tuple[bool, Any]:
-        assert pipe.poll(TIMEOUT_SECONDS), "a rank hangs"
-        answer: tuple[bool, Any] = pipe.recv()
-        return answer
+    def _receive(self) -> list[Any]:
+        deadline = time.monotonic() + self.timeout_seconds
+        ranks = {pipe: rank for rank, pipe in enumerate(self._processes)}
+        answers: dict[int, Any] = {}
+        while len(answers) < self._count:
+            waiting = [pipe for pipe, rank in ranks.items() if rank not in answers]
+            ready = wait(waiting, max(0, deadline - time.monotonic()))
+            assert ready, f"ranks {[ranks[pipe] for pipe in waiting]} hang"
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                try:
+                    call, succeeded, value = pipe.recv()
+                except EOFError:
+                    raise AssertionError(f"rank {ranks[pipe]} died") from None
+                assert call == self._calls, f"an answer to call {call} instead of {self._calls}"
+                assert succeeded, value
+                answers[ranks[pipe]] = value
+        return [answers[rank] for rank in range(self._count)]
 
 
 def _serve(pipe: Connection, rank: int, count: int, store: Path) -> None:
@@ -95,8 +132,8 @@ def _serve(pipe: Connection, rank: int, count: int, store: Path) -> None:
         timeout=timedelta(seconds=TIMEOUT_SECONDS // 2),
     )
     while True:
-        case, arguments = pipe.recv()
+        call, case, arguments = pipe.recv()
         try:
-            pipe.send((True, case(*arguments)))
+            pipe.send((call, True, case(*arguments)))
         except Exception:  # noqa: BLE001  # whatever it is, the test shows it
-            pipe.send((False, traceback.format_exc()))
+            pipe.send((call, False, traceback.format_exc()))

@@ -16,7 +16,7 @@ from components.run.folder import create_run_folder
 from components.train.launch import ROOT
 
 # All ranks of all layouts run in one fixture: two to three minutes on a quiet machine.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1_800)]
 
 HERE = Path(__file__).parent
 # Inside of kernels and of gloo a CPU takes memory that no operator shows.
@@ -107,7 +107,7 @@ def run_programs(programs: list[list[str]]) -> None:
         )
         for program, *words in programs
     ]
-    said = [process.communicate(timeout=400)[1] for process in running]
+    said = [process.communicate(timeout=1_200)[1] for process in running]
     assert not any(process.returncode for process in running), "\n".join(said)
 
 

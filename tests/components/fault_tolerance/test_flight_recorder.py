@@ -64,5 +64,5 @@ def test_a_rank_waits_in_what_has_departed_once_it_asks_for_the_arrival(
         subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path), str(rank), how])
         for rank in range(2)
     ]
-    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    assert [rank.wait(600) for rank in ranks] == [0, 0]
     assert (tmp_path / "said").read_text() == waits_in

@@ -45,7 +45,7 @@ def run(folder: Path, how: str, waits_in: str = "") -> tuple[int, float]:
     assert process.stdout is not None
     process.stdout.readline()
     began = time.monotonic()
-    status = process.wait(30)
+    status = process.wait(300)
     process.stdout.close()
     return status, time.monotonic() - began - LIMIT_SECONDS
 

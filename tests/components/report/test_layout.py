@@ -217,7 +217,7 @@ def measured(page: Path, width: int) -> dict[str, int]:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     title = done.stdout.partition("<title>")[2].partition("</title>")[0]

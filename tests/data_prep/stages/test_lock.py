@@ -38,7 +38,7 @@ def occupy(folder: Path) -> None:
 
 
 def wait_for(file: Path) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while not file.exists():
         assert time.monotonic() < end
         time.sleep(0.01)
