@@ -13,6 +13,7 @@ from cluster.preflight import is_inside, look_at_allocation
 from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import ActionResult, Status, print_result
+from command.received_site import check_received_site
 from command.recipe.path_checks import check_data_place
 from components.config.schema.recipe import Recipe, read_recipe
 from components.data.manifest import Manifest
@@ -45,6 +46,8 @@ def run(arguments: Arguments) -> ActionResult:
     """Print what each node shows; status 1 if fewer are good than the recipe needs."""
     with _folder(arguments) as (recipe, folder):
         if is_inside(recipe, os.environ):
+            if arguments.run is not None:
+                check_received_site(folder, recipe)
             verdict = look_at_allocation(recipe, folder, sys.executable)
         else:
             verdict = look_alone(recipe, folder)
