@@ -132,29 +132,26 @@ class HubInput(Input):
     @contextmanager
     def _opened(self) -> Iterator[Any]:
         """Open the dataset, and tell what goes wrong with it from there on."""
-        import datasets  # slow to import: only who reads one pays
-        from datasets.exceptions import DatasetsError
-
-        datasets.disable_progress_bars()
-        one = self.dataset
+        one, folder = self.dataset, Path(self.dataset.path)
         try:
-            folder = Path(one.path)
             if folder.is_dir():
                 check_inside(folder, self.where)
                 _check_cards(folder)
             elif not HUB_NAME.fullmatch(one.path):
                 raise FileNotFoundError("is neither a folder nor a name on the hub")
-            try:
+            import datasets  # slow to import: only who reads one pays
+            from datasets.exceptions import DatasetsError
+
+            datasets.disable_progress_bars()
+            with _as_value_errors(DatasetsError, TypeError, AttributeError, KeyError):
                 builder = datasets.load_dataset_builder(
                     one.path, one.name, revision=one.revision
                 )
-            except (TypeError, AttributeError, KeyError) as error:  # of a card's odd values
-                raise ValueError(f"its README cannot be used: {error}") from error
-            _check_files(builder, folder)
-            yield builder
+                _check_files(builder, folder)
+                yield builder
         except RecipeError:
             raise
-        except (OSError, ValueError, RuntimeError, yaml.YAMLError, DatasetsError) as error:
+        except (OSError, ValueError, RuntimeError, yaml.YAMLError) as error:
             reason = error.__cause__ or error
             first = str(reason).strip().splitlines()[:1] or [type(reason).__name__]
             remedy = "correct path, name, split or revision; datasets with code are not read"
@@ -162,6 +159,15 @@ class HubInput(Input):
                 remedy = "without a network name a folder of its files as path, or load it "
                 remedy += "once on a machine with one and carry the cache over (HF_HOME)"
             raise self._error(f"cannot be read: {first[0]}", remedy) from error
+
+
+@contextmanager
+def _as_value_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn what the library raises into ValueError; odd values of a README are of any kind."""
+    try:
+        yield
+    except kinds as error:
+        raise ValueError(str(error)) from error.__cause__ or error
 
 
 def _check_cards(folder: Path) -> None:

@@ -15,8 +15,8 @@ from cluster.array import ArrayWork, most_elements, states_of, submit_array
 from cluster.scheduler import check_id, scheduler_of
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments, read_point
-from command.received_site import check_received_site
 from command.recipe.path_checks import no_checkpoint, open_run
+from command.recipe.received_site import check_received_site
 from components.checkpoint.metadata import kept_tokens
 from components.config.schema.recipe import Recipe, check_recipe
 from components.config.schema.types import Section

@@ -137,5 +137,5 @@ class StudyJournal(BaseJournalBackend):
         if record["distribution"] != distribution_to_json(distribution_of(values)):
             return False
         if isinstance(values, Interval):
-            return values.low <= number <= values.high
+            return bool(values.low <= number <= values.high)
         return number in range(len(values))  # the place in the list

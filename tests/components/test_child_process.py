@@ -61,7 +61,8 @@ def test_a_tool_searches_absolute_places_only(name: str) -> None:
 def test_the_command_starts_again_where_pythonpath_names_the_working_folder(
     tmp_path: Path,
 ) -> None:
-    mark = plant(tmp_path, *NAMES)
+    # Python itself looks for the other two before a program's first line.
+    mark = plant(tmp_path, *(name for name in NAMES if "customize" not in name))
     done = subprocess.run(
         [sys.executable, f"{ROOT}/run.py", "action=help"],
         env=os.environ | {"PYTHONPATH": ":"},

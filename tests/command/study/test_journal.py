@@ -18,10 +18,11 @@ from tests.command.study.test_search import RATES
 
 SPACE = {"optimizer.lr": {"low": 1e-5, "high": 1e-2, "log": True}, "model.dim": [32, 64, 96]}
 TRIALS = 4
+SEARCH: dict[str, Any] = {**RATES["search"]}  # type: ignore[dict-item]  # a tree of YAML
 
 
 def study_of(**changes: Any) -> SearchStudy:
-    few = {**RATES["search"], "trials": TRIALS}
+    few = SEARCH | {"trials": TRIALS}
     tree = json.loads(json.dumps({**RATES, "space": SPACE, "search": few, **changes}))
     found = check_study(tree, "rates.yaml")
     assert isinstance(found, SearchStudy)
@@ -149,7 +150,7 @@ def test_what_is_no_file_of_the_study_s_own_is_not_opened(kind: str, tmp_path: P
         "pipe": lambda: os.mkfifo(file),
         "folder": file.mkdir,
         "device": lambda: file.symlink_to("/dev/zero"),
-        "large": lambda: (file.touch(), os.truncate(file, 1 << 40)),
+        "large": lambda: os.truncate(os.open(file, os.O_CREAT | os.O_RDWR), 1 << 40),
     }
     make[kind]()
     with pytest.raises(RecipeError, match=r"study\.journal"):
@@ -163,6 +164,6 @@ def test_a_lock_that_a_kill_left_of_an_earlier_version_holds_nobody_up(file: Pat
 
 
 def test_no_more_trials_are_begun_than_the_study_has(tmp_path: Path) -> None:
-    file, more = tmp_path / "study.journal", study_of(search=RATES["search"] | {"trials": 40})
+    file, more = tmp_path / "study.journal", study_of(search=SEARCH | {"trials": 40})
     assert len(list(_draw(more, _open_trials(more, file)))) == 40
     assert len(list(_draw(study_of(), _open_trials(study_of(), file)))) == TRIALS

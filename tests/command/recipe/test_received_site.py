@@ -8,7 +8,7 @@ import pytest
 from command.arguments import read_point
 from command.evaluate.queue import evaluate_in_jobs
 from command.main import main
-from command.received_site import check_received_site
+from command.recipe.received_site import check_received_site
 from components.checkpoint.metadata import MARKER
 from components.config.schema.recipe import Recipe, check_recipe
 from components.errors import RecipeError
