@@ -1,10 +1,12 @@
 """Ask a scheduler by its own commands; what it refuses, and a missing command, in one line."""
 
+import os
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 
 from cluster.scheduler import NoAnswerError, SchedulerError
+from components.child_process import tool_environment
 
 ANSWERS_WITHIN_SECONDS = 60
 
@@ -14,7 +16,7 @@ def ask(words: Sequence[str], environment: Mapping[str, str] | None = None) -> s
     try:
         done = subprocess.run(
             words,
-            env=environment,
+            env=tool_environment(os.environ if environment is None else environment),
             capture_output=True,
             text=True,
             check=True,

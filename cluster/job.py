@@ -123,7 +123,7 @@ class JobSettings:
         if self.cluster.imports == "shared":
             return self.task_python
         found = "python" if self.user.image is None else self.own_python
-        return f'{ON_NODE} PYTHONPATH="$node/code:$PWD${{PYTHONPATH:+:$PYTHONPATH}}" {found}'
+        return f'{ON_NODE} PYTHONPATH="$node/code:$PYTHONPATH" {found}'
 
     @property
     def walltime(self) -> str:

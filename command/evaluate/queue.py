@@ -16,6 +16,7 @@ from cluster.scheduler import check_id, scheduler_of
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments, read_point
 from command.recipe.path_checks import no_checkpoint, open_run
+from command.recipe.received_site import check_received_site
 from components.checkpoint.metadata import kept_tokens
 from components.config.schema.recipe import Recipe, check_recipe
 from components.config.schema.types import Section
@@ -67,6 +68,7 @@ def evaluate_in_jobs(arguments: Arguments) -> list[Answer]:
             said, or the scheduler refuses.
     """
     folder, recipe = open_run(arguments.run, arguments.values)
+    check_received_site(folder, recipe)
     kept = kept_tokens(folder.checkpoints)  # by name: an element checks what it reads
     newest = kept[-1:] if arguments.at_tokens is None else [arguments.at_tokens]
     asked = kept if arguments.checkpoints == "all" else newest

@@ -96,13 +96,23 @@ def check_links(run: Path, key: str) -> None:
         if file.lstat().st_nlink > 1 and not file.is_symlink():
             problem = f"{run / file.name} is the file of another name, too (a hard link)"
             raise RecipeError(key, problem, "copy the folder without links: cp -r")
+    check_inside(run, key, "run")
+
+
+def check_inside(folder: Path, key: str, kind: str = "folder") -> None:
+    """Refuse a link that leads out of a folder, a pipe, a socket and a device.
+
+    Raises:
+        RecipeError: the first of them.
+    """
+    inside = Path(os.path.realpath(folder))
     for entry in _entries(inside):
-        shown = run / Path(entry.path).relative_to(inside)
+        shown = folder / Path(entry.path).relative_to(inside)
         if not entry.is_symlink():
             raise RecipeError(key, f"{shown} is neither a file nor a folder", "remove it")
         target = Path(os.path.realpath(entry.path))
         if not target.is_relative_to(inside):
-            problem = f"{shown} is a link that leads out of the run, to {target}"
+            problem = f"{shown} is a link that leads out of the {kind}, to {target}"
             remedy = "remove the link, or put what it leads to in its place"
             raise RecipeError(key, problem, remedy)
 

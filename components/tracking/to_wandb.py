@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from components.child_process import python_environment
 from components.config.schema.monitoring import Wandb
 from components.errors import RecipeError
 from components.tracking.run_export import RunExport
@@ -62,6 +63,7 @@ def upload(written: Path) -> None:
     subprocess.run(
         command,
         check=False,
+        env=python_environment(),
         cwd=written,  # where it leaves a log of its own
         stdin=subprocess.DEVNULL,  # no question
         stdout=sys.stderr,

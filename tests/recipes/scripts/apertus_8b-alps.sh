@@ -15,6 +15,7 @@
 #SBATCH --output=/path/to/kochbuch/runs/apertus_8b-full/jobs/%A_%a.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
+cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/alps.yaml.
 export NCCL_NET='AWS Libfabric'  # fail rather than fall back to sockets (CSCS)
 export NCCL_NET_GDR_LEVEL=PHB  # a port reads devices itself (CSCS)
@@ -29,7 +30,7 @@ export MPICH_GPU_SUPPORT_ENABLED=0  # MPI and NCCL on one device may wait for ea
 export UCX_HANDLE_ERRORS=none  # its handler hides the first error (CSCS)
 export PMIX_MCA_psec=^munge  # an image has no munge (CSCS)
 source /path/to/kochbuch/.venv/bin/activate
-cd /path/to/kochbuch || exit
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 node=/tmp/kochbuch-$SLURM_JOB_ID
 # Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH; do export "$cache=${!cache:-$node/cache/$cache}"; done

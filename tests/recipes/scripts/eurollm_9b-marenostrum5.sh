@@ -16,6 +16,7 @@
 #SBATCH --output=/path/to/kochbuch/runs/eurollm_9b-full/jobs/%A_%a.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
+cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/marenostrum5.yaml.
 module load singularity
 export NCCL_NET=IB  # fail rather than fall back to sockets (OEL)
@@ -25,7 +26,7 @@ export NCCL_NVLS_ENABLE=0  # as runs of OpenEuroLLM have it: four devices have n
 export NCCL_IB_TIMEOUT=70  # Salamandra's, for links that flip (SAL)
 export NCCL_IB_RETRY_CNT=40  # goes with it (SAL)
 source /path/to/kochbuch/.venv/bin/activate
-cd /path/to/kochbuch || exit
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 node=/tmp/kochbuch-$SLURM_JOB_ID
 # Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH; do export "$cache=${!cache:-$node/cache/$cache}"; done

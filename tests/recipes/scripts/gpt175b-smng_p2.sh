@@ -14,6 +14,7 @@
 #SBATCH --output=/path/to/kochbuch/runs/gpt175b-full/jobs/%j.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
+cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/smng_p2.yaml.
 module load slurm_setup
 module switch stack/24.5.0
@@ -28,7 +29,7 @@ export CCL_ALLGATHERV_MEDIUM_SIZE_THRESHOLD=0  # a flaw of oneCCL, MLSL-2881 (R,
 export PSM3_RDMA=1  # libfabric over InfiniBand (U)
 export PSM3_GPUDIRECT=0  # does not work there yet (U)
 source /path/to/kochbuch/.venv/bin/activate
-cd /path/to/kochbuch || exit
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 node=/tmp/kochbuch-$SLURM_JOB_ID
 # Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR NEO_CACHE_DIR SYCL_CACHE_DIR; do export "$cache=${!cache:-$node/cache/$cache}"; done

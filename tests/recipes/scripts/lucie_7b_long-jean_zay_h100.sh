@@ -15,12 +15,13 @@
 #SBATCH --output=/path/to/kochbuch/runs/lucie_7b_long-full/jobs/%j.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
+cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/jean_zay_h100.yaml.
 module purge
 module load arch/h100
 module load singularity
 source /path/to/kochbuch/.venv/bin/activate
-cd /path/to/kochbuch || exit
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 node=/tmp/kochbuch-$SLURM_JOB_ID
 # Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH; do export "$cache=${!cache:-$node/cache/$cache}"; done

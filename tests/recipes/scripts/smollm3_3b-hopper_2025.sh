@@ -12,11 +12,12 @@
 #SBATCH --output=/path/to/kochbuch/runs/smollm3_3b-full/jobs/%A_%a.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
+cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/hopper_2025.yaml.
 export CUDA_DEVICE_MAX_CONNECTIONS=1  # the campaign's setting, for tensor ranks that overlap (NT)
 export NCCL_DEBUG=WARN  # the campaign's setting (NT)
 source /path/to/kochbuch/.venv/bin/activate
-cd /path/to/kochbuch || exit
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 node=/tmp/kochbuch-$SLURM_JOB_ID
 # Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH; do export "$cache=${!cache:-$node/cache/$cache}"; done

@@ -15,8 +15,9 @@
 #SBATCH --output=/path/to/kochbuch/runs/teuken7b-full/jobs/%A_%a.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
-# The sources in brackets are those of conf/cluster/alps.yaml.
 cd /path/to/kochbuch || exit
+# The sources in brackets are those of conf/cluster/alps.yaml.
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 # By this file srun starts tasks in the image; variables of the host are there, too.
 container=/path/to/kochbuch/runs/teuken7b-full/jobs/container-$SLURM_JOB_ID.toml
 cat > "$container" <<'END'
@@ -27,6 +28,7 @@ workdir = "/path/to/kochbuch"
 com.hooks.aws_ofi_nccl.enabled = "true"
 com.hooks.aws_ofi_nccl.variant = "cuda-dl"
 [env]
+PYTHONSAFEPATH = ""
 NCCL_NET = "AWS Libfabric"  # fail rather than fall back to sockets (CSCS)
 NCCL_NET_GDR_LEVEL = "PHB"  # a port reads devices itself (CSCS)
 NCCL_CROSS_NIC = "1"  # goes with it (CSCS)

@@ -15,6 +15,7 @@
 #SBATCH --output=/path/to/kochbuch/runs/teuken7b-full/jobs/%A_%a.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
+cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/juwels.yaml.
 module load Stages/2025 GCC/13.3.0 Python/3.12.3 CUDA/12
 unset PYTHONPATH  # the stage's own packages would hide those of the environment (OEL)
@@ -28,7 +29,7 @@ export NCCL_SOCKET_IFNAME=ib0  # host names with an i are addresses of this inte
 export GLOO_SOCKET_IFNAME=ib0  # as for NCCL (SB)
 export CUDA_VISIBLE_DEVICES=0,1,2,3  # the scheduler would show each rank one device, called 0 (JUB, ITW)
 source /path/to/kochbuch/.venv/bin/activate
-cd /path/to/kochbuch || exit
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 node=/tmp/kochbuch-$SLURM_JOB_ID
 # Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH; do export "$cache=${!cache:-$node/cache/$cache}"; done

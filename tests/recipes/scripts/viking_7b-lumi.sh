@@ -14,6 +14,7 @@
 #SBATCH --output=/path/to/kochbuch/runs/viking_7b-full/jobs/%j.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
+cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/lumi.yaml.
 module use /appl/local/laifs/modules
 module load lumi-aif-singularity-bindings
@@ -21,7 +22,7 @@ export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3  # the four ports (OEL, LUG)
 export NCCL_NET_GDR_LEVEL=PHB  # a port reads devices itself (OEL; LUG has 3)
 export HSA_ENABLE_SDMA=0  # as runs of OpenEuroLLM have it (OEL)
 source /path/to/kochbuch/.venv/bin/activate
-cd /path/to/kochbuch || exit
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 node=/tmp/kochbuch-$SLURM_JOB_ID
 # Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR MIOPEN_USER_DB_PATH MIOPEN_CUSTOM_CACHE_DIR; do export "$cache=${!cache:-$node/cache/$cache}"; done
