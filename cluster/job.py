@@ -203,11 +203,10 @@ def job_settings(
 
 def _cores_note(cluster: Cluster, site: Site) -> tuple[str, ...]:
     """Say that each rank gets one core of its node, where nothing asks Slurm for more."""
-    asked = (*site.directives, *site.launch)
-    more = any(one.startswith(("--cpus-per-", "--exclusive")) for one in asked)
-    if cluster.scheduler != "slurm" or site.binding.cores_per_rank or more:
-        return ()
-    return (_ONE_CORE,)
+    words = (*site.directives, *site.launch)
+    more = any(word.startswith(("--cpus-per-", "--exclusive")) for word in words)
+    told = cluster.scheduler != "slurm" or site.binding.cores_per_rank or more
+    return () if told else (_ONE_CORE,)
 
 
 def _local_folder(recipe: Recipe) -> str | None:

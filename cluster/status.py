@@ -221,9 +221,8 @@ def _after_running(chain: ChainState, queued: Sequence[JobState], path: Path) ->
     if waiting:
         return f"it saves before its wall; then job {waiting[0]} goes on"
     why = f" ({chain.unqueued})" if chain.unqueued else ""
-    return (
-        f"it saves before its wall, and no job waits behind it{why}: then {_again(chain, path)}"
-    )
+    then = _again(chain, path)
+    return f"it saves before its wall, and no job waits behind it{why}: then {then}"
 
 
 def _blocked(

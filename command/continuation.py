@@ -19,15 +19,19 @@ from components.run.folder import RunFolder, open_run_folder
 from components.run.provenance import write_provenance
 
 
+def check_changes(arguments: Arguments) -> None:
+    """Raise a RecipeError for a key that may not stand beside ``resume=``."""
+    keys = [key for key in keys_of(arguments.words) if not is_own(key)]
+    check_movable(key for key in keys if key != "action")
+
+
 def reopen(path: Path, arguments: Arguments) -> tuple[RunFolder, Recipe, Recipe]:
     """Open the run of ``resume=``; return its recipe, and that recipe with the user's values.
 
     Raises:
         RecipeError: the run has finished, is not the user's, or a value may not change.
     """
-    check_movable(
-        key for key in keys_of(arguments.words) if key != "action" and not is_own(key)
-    )
+    check_changes(arguments)
     folder, before = open_run_folder(path)
     check_run_places(folder, before, arguments)
     chosen = {group: compose_group(group, name) for group, name in arguments.choices.items()}

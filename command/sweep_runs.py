@@ -161,11 +161,7 @@ def _check(point: SweepPoint, taken: Counter[str]) -> "Sequence[Ready]":
 
     Its jobs that still wait or run are ``taken`` from their queue.
     """
-    from command.actions.jobs.submit import (  # takes its time
-        SubmittedError,
-        check,
-        check_resubmission,
-    )
+    from command.actions.jobs import submit  # takes its time
 
     arguments, path = point.arguments, point.path
     recipe = compose_recipe(arguments)
@@ -173,12 +169,12 @@ def _check(point: SweepPoint, taken: Counter[str]) -> "Sequence[Ready]":
         problem = "every point of a sweep would be a tree of its own"
         raise RecipeError("children", problem, "submit this run by itself")
     try:
-        check_resubmission(recipe, path, arguments)
-    except SubmittedError as error:
+        submit.check_resubmission(recipe, path, arguments)
+    except submit.SubmittedError as error:
         say(f"[{path.name}] left as it is: {error.problem}")
         taken.update(_standing_jobs(recipe, arguments, path))
         return ()
-    one = check(recipe, arguments, path)
+    one = submit.check(recipe, arguments, path)
     if arguments.at_most is not None and one.settings.jobs > 1 and not one.scheduler.arrays:
         problem = f"{one.settings.jobs} jobs a run, and {one.scheduler.name} would start the "
         problem += "next run after the first of them"

@@ -11,7 +11,10 @@ def run(arguments: Arguments) -> ActionResult:
     """Do what the cluster's profile makes the natural thing."""
     if arguments.resume is None:
         scheduler = compose_recipe(arguments).cluster.scheduler
+    elif not (arguments.resume / "recipe.json").is_file():
+        scheduler = "none"  # training says what is wrong
     else:
-        cluster = read_recipe(existing_run_folder(arguments.resume, "resume").recipe).cluster
-        scheduler = arguments.values.get("cluster.scheduler", cluster.scheduler)
+        folder = existing_run_folder(arguments.resume, "resume")
+        kept = read_recipe(folder.recipe).cluster.scheduler
+        scheduler = arguments.values.get("cluster.scheduler", kept)
     return perform("train" if scheduler == "none" else "submit", arguments)

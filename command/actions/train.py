@@ -6,7 +6,7 @@ from command.actions.prepare import prepare_data
 from command.arguments import Arguments
 from command.comparison import told_after, told_before
 from command.compose import compose_tree
-from command.continuation import describe, renew_data, reopen
+from command.continuation import check_changes, describe, renew_data, reopen
 from command.outcome import ActionResult, Status
 from command.parent_data import check_parent_data
 from command.parent_run import beginning_of
@@ -83,6 +83,7 @@ def run(arguments: Arguments) -> ActionResult:
         with train_alone(folder.path, "run", say) as lock:
             ended = _train(recipe, folder, lock, bundle_of(arguments))
         return _grown(folder, ended)
+    check_changes(arguments)
     trunk = existing_run_folder(arguments.resume, "resume")
     if is_left(trunk.path):  # it has finished, and some of its children have not
         for key in arguments.values:

@@ -183,10 +183,9 @@ def check_continues(before: Recipe, after: Recipe, run: object) -> None:
     trees = (split(one.model_dump(mode="json")) for one in (before, after))
     changed = differences(*(tree[KeyGroup.MATHEMATICS] for tree in trees))
     if changed:
-        pairs = changed.items()
+        pairs = list(changed.items())[:3]
         listed = [f"{key}: {old!r:.60} there, {new!r:.60} here" for key, (old, new) in pairs]
-        more = f"; and {len(listed) - 3} more" if listed[3:] else ""
-        problem = f"{run} holds another recipe: {'; '.join(listed[:3])}{more}"
+        problem = f"{run} holds another recipe: {'; '.join(listed)}"
         raise RecipeError("run", problem, "keep these values, or name another run=FOLDER")
 
 

@@ -31,7 +31,6 @@ import os
 import re
 from contextlib import suppress
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ from components.run.records import DataRecord, Ending, R, read_record
 SEALED = frozenset({"recipe.json", "data.json"})
 KEPT = re.compile(r"recipe-before-step-([0-9]{1,18})\.json")
 BEGUN = re.compile(
-    r"checkpoints|submit\.lock|derived\.json|\.(derived|recipe)\.json(\.\w+)?\.\d+"
+    r"checkpoints|submit\.lock|derived\.json|\.(derived|recipe)\.json[\w.]*\.\d+"
 )
 ANY_RUN = "name a folder that a run wrote: each says its own where it starts"
 
@@ -76,9 +75,8 @@ class RunFolder:
         steps = sorted(int(name[1]) for name in found if name)
         files = [*map(self.recipe_before, steps), self.recipe]
         flat = [dict(leaves(self.read_json(file.name))) for file in files if steps]
-        return {
-            step: differences(*pair) for step, pair in zip(steps, pairwise(flat), strict=True)
-        }
+        pairs = map(differences, flat, flat[1:])
+        return dict(zip(steps, pairs, strict=True))
 
     def changes_at(self, step: int) -> dict[str, tuple[Any, Any]]:
         """Return what changed for steps after ``step``, which may be before a damaged save."""
@@ -150,25 +148,19 @@ def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
     try:
         _begin(folder, recipe)
     except OSError as error:
-        raise _not_made(folder.path, error) from None
+        problem = f"cannot make {folder.path}: {error}"
+        raise RecipeError("run", problem, "choose another") from None
     return folder
 
 
 def check_unused(path: Path) -> None:
-    """Refuse a folder that holds something else than an interrupted beginning.
-
-    Raises:
-        RecipeError: it does, or cannot be read.
-    """
+    """Raise a RecipeError for a folder that holds more than an interrupted beginning."""
     try:
-        if path.exists() and not all(map(_is_begun, path.iterdir())):
-            raise RecipeError("run", f"{path} is not empty", "choose another run=FOLDER")
+        used = path.exists() and not all(map(_is_begun, path.iterdir()))
     except OSError as error:
-        raise _not_made(path, error) from None
-
-
-def _not_made(path: Path, error: OSError) -> RecipeError:
-    return RecipeError("run", f"cannot make {path}: {error}", "choose another")
+        raise RecipeError("run", f"cannot make {path}: {error}", "choose another") from None
+    if used:
+        raise RecipeError("run", f"{path} is not empty", "choose another run=FOLDER")
 
 
 def _begin(folder: RunFolder, recipe: Recipe) -> None:

@@ -224,9 +224,8 @@ def _check_ended(
     status = status_of(path, scheduler)
     ways = f"action=status run={path} tells more"
     if status.state == "finished":
-        raise SubmittedError(
-            "run", f"the run in {path} has finished", "name another run=FOLDER"
-        )
+        problem = f"the run in {path} has finished"
+        raise SubmittedError("run", problem, "name another run=FOLDER")
     if status.queued is None:
         remedy = "try again later; another run=FOLDER begins anew"
         raise RecipeError("cluster.scheduler", status.why, remedy)
