@@ -328,3 +328,19 @@ def test_a_chain_is_an_array_or_a_job() -> None:
     assert [chain_of(job) for job in ("77_12", "77", "12.pbs-0001")] == [
         *("77", "77", "12.pbs-0001")
     ]
+
+
+def test_of_two_chains_in_one_folder_each_job_records_its_own_end(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, other = jobs.folder.path, {**task(1), "SLURM_ARRAY_JOB_ID": "78"}
+    assert begin(run, task(1)) == 0
+    assert begin(run, other) == 0
+    for name, value in task(1).items():
+        monkeypatch.setenv(name, value)
+    finish(jobs, "stopped")
+    end(run, 0)
+    assert {one.job: one.ended for one in jobs.chain().attempts} == {
+        "77_1": "stopped",
+        "78_1": None,
+    }

@@ -219,3 +219,26 @@ def test_of_two_commands_at_once_one_submits(
     assert any(f"{run} is submitted: 78 pending" in error for _, error in said)
     count = sum(call.startswith("sbatch") for call in taking.calls())
     assert count == (2 if begun else 1)
+
+
+def test_a_run_comes_from_a_cluster_that_cannot_be_asked_from_here(
+    run: Path, submit: Submit, taking: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder was moved: the scheduler that had its jobs is on another machine."""
+    (taking.folder / "sbatch").unlink()
+    taking.add("qsub", says="5.pbs-0001\n")
+    path = os.environ["PATH"]
+    words = [
+        "cluster=aurora",
+        "cluster.devices_per_node=1",
+        "cluster.nodes=2",
+        "site.queue=debug",
+    ]
+    os.environ["PATH"] = str(taking.folder)
+    try:
+        assert submit(*words) == 2
+        assert "sbatch is not found" in capfd.readouterr().err
+        assert submit(*words, "again=true") == 0
+    finally:
+        os.environ["PATH"] = path
+    assert Jobs(RunFolder(run)).chain().ids == ["5.pbs-0001"]
