@@ -42,7 +42,7 @@ def begin(
     chain = jobs.chain()
     place = scheduler.place(seen)
     if again:
-        good = good_nodes(chain)
+        good = good_nodes(chain, place.job)
         place = replace(place, nodes=tuple(node for node in place.nodes if node in good))
     opening = open_job(
         chain,
@@ -70,7 +70,7 @@ def begin(
     forget_verdict(folder.path)
     list_hosts(folder, HOSTS, place.nodes)
     list_hosts(folder, CHOSEN, place.nodes[: recipe.cluster.nodes])  # preflight chooses better
-    record = now_known.current[-1]
+    record = now_known.newest_of(place.job)
     title = heading(record)
     say(f"{title}: from {record.tokens_at_begin:,} tokens on {fold_names(record.nodes)}")
     _readmit_expired(scheduler, jobs)
@@ -151,7 +151,7 @@ def _check_launcher(scheduler: Scheduler, jobs: Jobs, record: JobAttempt) -> int
             why=why,
         )
     )
-    tell_end(jobs.folder, jobs.chain().current[-1])
+    tell_end(jobs.folder, jobs.chain().newest_of(record.job))
     say(f"failed: {why}")
     return 1
 

@@ -6,6 +6,7 @@ that was killed the launcher speaks. A script that can launch the ranks again sa
 SECONDS are left to train, and does so by status 75.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ from components.preflight.verdict import (
     read_hosts,
     read_verdict,
 )
+from components.run.event_log import job_name
 from components.run.folder import RunFolder
 from components.run.writer_lock import TRAINED
 from components.terminal import say
@@ -88,7 +90,8 @@ def end(run: Path, status: int, seconds_left: float | None = None) -> int:
     folder = RunFolder(run)
     jobs, recipe = Jobs(folder), read_recipe(folder.recipe)
     scheduler = scheduler_of(recipe.cluster)
-    record, verdict = jobs.chain().attempts[-1], read_verdict(folder)
+    own = job_name(os.environ)
+    record, verdict = jobs.chain().newest_of(own), read_verdict(folder)
     left_out = verdict.bad if verdict and not verdict.of_all else ()
     ended = folder.ended
     failure = Failure(why="") if ended else _failure(jobs, recipe, record, verdict, status)
@@ -106,7 +109,7 @@ def end(run: Path, status: int, seconds_left: float | None = None) -> int:
         bad_step=failure.bad_step,
     )
     jobs.note(told)
-    record = jobs.chain().attempts[-1]
+    record = jobs.chain().newest_of(own)
     tell_end(folder, record)
     say(f"{ended} at {told.tokens:,} tokens" if ended else f"failed: {failure.why}")
     if failure.of_user:
@@ -129,6 +132,7 @@ def _relaunches(jobs: Jobs, recipe: Recipe, seconds_left: float) -> bool:
     chain = jobs.chain()
     why = why_not_relaunched(
         chain,
+        job=job_name(os.environ),
         restarts=recipe.watchdog.restarts,
         needed=recipe.cluster.nodes,
         saved=saved_tokens(jobs.folder),

@@ -19,6 +19,7 @@ from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 from components.preflight import verdict
 from components.preflight.node import hub
+from components.run.event_log import job_name
 from components.run.folder import RunFolder
 from components.terminal import say
 
@@ -38,7 +39,7 @@ def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
     folder = RunFolder(run)
     recipe = read_recipe(folder.recipe)
     chain = Jobs(folder).chain()
-    nodes = chain.current[-1].nodes
+    nodes = chain.newest_of(job_name(seen)).nodes
     hosts = {node.partition(".")[0]: node for node in nodes}
     with hub(int(seen["MASTER_PORT"])) as gathering:
         found = gathering.gather(recipe, list(hosts), needed=recipe.cluster.nodes)

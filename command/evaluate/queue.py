@@ -122,11 +122,12 @@ def _queued(run: RunFolder, recipe: Recipe) -> list[str]:
     """List the states of what the queue has of the array before."""
     folder = array_folder(run)
     array = read_array(folder)
-    if array is None or array.job is None:
+    if array is None:
         return []
     scheduler = scheduler_of(recipe.cluster)
-    check_id(scheduler, array.job, folder)
-    return states_of(scheduler, array.job, folder / "jobs")
+    if array.job is not None:
+        check_id(scheduler, array.job, folder)
+    return states_of(scheduler, array.job or "", folder / "jobs")
 
 
 def _submit(

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -115,7 +115,8 @@ def _submit(asked: StudyRequest, point: Point) -> Look:
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
     settings = job_settings(recipe, user, repository=ROOT, run=path)
-    if submit.submitted_before(recipe, path, again=False) is None:
+    with suppress(submit.SubmittedError):
+        submit.check_resubmission(recipe, path, arguments)
         submit.hand_over(submit.check(recipe, arguments, path), after=None)
     return SubmittedRun(asked, point, settings.runs_at_once)
 

@@ -98,9 +98,9 @@ class Story(RunCallback):
         where = {key: value for key, value in where.items() if value is not None}
         if progress.step == 0:
             note("start", progress, "a run begins", where, seconds=seconds)
-            return
-        where |= self.loaded()
-        note("resume", progress, "a checkpoint was found", where, seconds=seconds)
+        else:
+            where |= self.loaded()
+            note("resume", progress, "a checkpoint was found", where, seconds=seconds)
         if changed := self.folder.changes_at(progress.step):
             note("changed_setting", progress, "the user set other values", changed)
 

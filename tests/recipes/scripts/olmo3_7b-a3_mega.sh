@@ -5,6 +5,7 @@
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
 #SBATCH --mem=0
+#SBATCH --exclusive
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@360
 #SBATCH --requeue
@@ -54,7 +55,7 @@ launch() {
   nodes=$(wc -l < "$run/preflight/nodes")
   MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
   # One task a rank. Network ports: TCPXO, a port a device; its own library chooses.
-  srun --kill-on-bad-exit=1 --wait=60 --output="$run/ranks/%A_%a-%t.log" --open-mode=append \
+  srun --kill-on-bad-exit=1 --wait=60 --cpu-bind=none --output="$run/ranks/%A_%a-%t.log" --open-mode=append \
     --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
     python -m components.train "$run" &
   wait $!

@@ -4,6 +4,7 @@
 #SBATCH --nodes=16
 #SBATCH --ntasks-per-node=8
 #SBATCH --gres=gpu:8
+#SBATCH --exclusive
 #SBATCH --time=00:40:00
 #SBATCH --signal=B:USR1@360
 #SBATCH --requeue
@@ -48,7 +49,7 @@ launch() {
   nodes=$(wc -l < "$run/preflight/nodes")
   MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
   # One task a rank. Network ports: EFA; NCCL's plugin chooses.
-  srun --kill-on-bad-exit=1 --wait=60 --output="$run/ranks/%j-%t.log" --open-mode=append \
+  srun --kill-on-bad-exit=1 --wait=60 --cpu-bind=none --output="$run/ranks/%j-%t.log" --open-mode=append \
     --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
     python -m components.train "$run" &
   wait $!
