@@ -20,7 +20,7 @@ from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.event_log import EventLog, Kind, append_line
 from components.run.folder import RunFolder
-from components.run.history import parsed_lines
+from components.run.history import stream_lines
 from components.run.records import check_record
 
 _VERSIONS = "the record and this program must be of the same version"
@@ -64,10 +64,10 @@ class Jobs:
 
     def _events(self) -> list[ChainEvent]:
         """Read each whole line; a kill leaves half of one at most."""
-        whole, broken = parsed_lines(self.record)
+        broken: list[str] = []
         found = [
             check_record(line, KINDS.get(str(line.get("kind")), ChainEvent), where, _VERSIONS)
-            for where, line in whole
+            for where, line in stream_lines(self.record, broken)
         ]
         if len(broken) > max(1, len(found)):
             problem = f"is not JSON, and {len(broken)} such lines are no kills' work"
