@@ -97,6 +97,7 @@ def end(run: Path, status: int, seconds_left: float | None = None) -> int:
         ended=ended or "failed",
         why=failure.why,
         bad_nodes=bad,
+        failed_nodes=failure.nodes,
         bad_step=failure.bad_step,
     )
     jobs.note(told)

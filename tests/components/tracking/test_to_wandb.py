@@ -1,6 +1,7 @@
 """What W&B's own program reads in the folder and uploads, against the lines of a run."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ import pytest
 from components.config.schema.monitoring import Wandb
 from components.errors import RecipeError
 from components.report.outcome import flat
+from components.run.folder import existing_run_folder
 from components.tracking import to_wandb
 from components.tracking.run_export import RunExport, tell
 from tests.cluster.staging.test_install import HAS_NAMESPACES, OFFLINE
@@ -89,6 +91,69 @@ def _check_said(upsert: dict[str, Any], told: RunExport) -> None:
     del config["_wandb"]
     # W&B drops mappings without keys.
     assert flat(config) == {key: one for key, one in flat(told.recipe).items() if one != {}}
+
+
+def test_links_to_wandb_s_own_cache_lock_nobody_out_of_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _, written = write(folder, [*START, *STEPS])
+    links = [file for file in written.rglob("*") if file.is_symlink()]
+    assert any(not file.resolve().is_relative_to(folder) for file in links)
+    assert existing_run_folder(folder, "resume").path == folder
+
+
+def test_in_wandb_dir_other_runs_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "mine"
+    other = own / "wandb" / "offline-run-20260101_000000-other"
+    other.mkdir(parents=True)
+    monkeypatch.setenv("WANDB_DIR", str(own))
+    told, first = write(tmp_path / "run", [*START, *STEPS])
+    _, second = write(tmp_path / "run", [*START, *STEPS, *AGAIN])
+    assert not (tmp_path / "run" / "wandb").exists()
+    assert {*own.glob("wandb/offline-run-*")} == {other, second}
+    assert first.parent == second.parent
+    assert second.name.endswith(told.id)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("online", "online"),
+        ("offline", "offline"),
+        ("dryrun", "offline"),
+        ("disabled", "disabled"),
+        (None, "online"),
+    ],
+)
+def test_the_mode_of_the_environment_is_honored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str | None, expected: str
+) -> None:
+    """Sync reaches no server here: only what is not to be uploaded ends well."""
+    folder = write_run(tmp_path / "run", [*START, *STEPS])
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    program = "import sys; from command.main import main; sys.exit(main(sys.argv[1:]))"
+    words = ["action=sync", f"run={folder}", "tracking=wandb"]
+    command = [sys.executable, "-c", program, *words]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (ended.returncode == 0) == (expected != "online"), ended.stderr
+    assert ("is offline: wandb sync" in ended.stdout) == (expected == "offline")
+    assert ("which WANDB_MODE disables" in ended.stdout) == (expected == "disabled")
+    assert (folder / "wandb").exists() == (expected != "disabled")
+
+
+def test_a_mode_that_wandb_does_not_know_is_refused(tmp_path: Path) -> None:
+    program = "from components.tracking.to_wandb import upload_mode; upload_mode()"
+    environment = os.environ | {"WANDB_MODE": "nonsense", "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(
+        command, check=False, capture_output=True, text=True, env=environment
+    )
+    assert "RecipeError: tracking.wandb: " in ended.stderr
+    assert "set WANDB_MODE to online, offline or disabled" in ended.stderr
 
 
 @pytest.mark.long
