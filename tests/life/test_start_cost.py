@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def add_lines(run: Path) -> None:
         stream.write(own)
 
 
-def _place(time: float, tokens: str) -> Mapping[str, Any]:
+def _place(time: float, tokens: str) -> dict[str, Any]:
     return {"time": time, "step": 1, "tokens": tokens}
 
 

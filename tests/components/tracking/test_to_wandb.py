@@ -1,7 +1,6 @@
 """What W&B's own program reads in the folder and uploads, against the lines of a run."""
 
 import json
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -116,42 +115,44 @@ def test_in_wandb_dir_other_runs_are_left_alone(
     assert second.name.endswith(told.id)
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        ("online", "online"),
-        ("offline", "offline"),
-        ("dryrun", "offline"),
-        ("disabled", "disabled"),
-        (None, "online"),
-    ],
-)
-def test_the_mode_of_the_environment_is_honored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str | None, expected: str
+def run_python(program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """W&B reads its settings once in a process."""
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("mode", ["offline", "dryrun", "disabled"])
+def test_what_the_environment_forbids_to_upload_is_not_uploaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    """Sync reaches no server here: only what is not to be uploaded ends well."""
     folder = write_run(tmp_path / "run", [*START, *STEPS])
+    monkeypatch.setenv("WANDB_MODE", mode)
+    program = "import sys; from command.main import main; sys.exit(main(sys.argv[1:]))"
+    with wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        ended = run_python(program, "action=sync", f"run={folder}", "tracking=wandb")
+        assert server.upserts == []
+    assert ended.returncode == 0, ended.stderr
+    said = "which WANDB_MODE disables" if mode == "disabled" else "is offline: wandb sync"
+    assert said in ended.stdout
+    assert (folder / "wandb").exists() == (mode != "disabled")
+
+
+@pytest.mark.parametrize("mode", ["online", None])
+def test_without_such_a_mode_runs_are_uploaded(
+    monkeypatch: pytest.MonkeyPatch, mode: str | None
+) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
     if mode is not None:
         monkeypatch.setenv("WANDB_MODE", mode)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    program = "import sys; from command.main import main; sys.exit(main(sys.argv[1:]))"
-    words = ["action=sync", f"run={folder}", "tracking=wandb"]
-    command = [sys.executable, "-c", program, *words]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert (ended.returncode == 0) == (expected != "online"), ended.stderr
-    assert ("is offline: wandb sync" in ended.stdout) == (expected == "offline")
-    assert ("which WANDB_MODE disables" in ended.stdout) == (expected == "disabled")
-    assert (folder / "wandb").exists() == (expected != "disabled")
+    program = "from components.tracking.to_wandb import upload_mode; print(upload_mode())"
+    assert run_python(program).stdout == "online\n"
 
 
-def test_a_mode_that_wandb_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_a_mode_that_wandb_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "nonsense")
     program = "from components.tracking.to_wandb import upload_mode; upload_mode()"
-    environment = os.environ | {"WANDB_MODE": "nonsense", "HOME": str(tmp_path)}
-    command = [sys.executable, "-c", program]
-    ended = subprocess.run(
-        command, check=False, capture_output=True, text=True, env=environment
-    )
+    ended = run_python(program)
     assert "RecipeError: tracking.wandb: " in ended.stderr
     assert "set WANDB_MODE to online, offline or disabled" in ended.stderr
 
