@@ -20,7 +20,16 @@ from cluster.chain import JobAttempt
 from cluster.chain_events import EndedEvent, QueuedEvent, ReadmittedEvent
 from cluster.decisions import expired, good_nodes, open_job, queues_next
 from cluster.names import fold_names
-from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell, tell_end
+from cluster.records import (
+    Jobs,
+    heading,
+    now,
+    ranks_log,
+    remove_logs,
+    saved_tokens,
+    tell,
+    tell_end,
+)
 from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
 from components.config.schema.recipe import read_recipe
 from components.fault_tolerance.failures import forget_errors, read_errors
@@ -65,6 +74,7 @@ def begin(
         _tell_relaunch(jobs, place.nodes)
     else:
         folder.stop.unlink(missing_ok=True)  # the wall of this job may have asked for it since
+        remove_logs(jobs)
     folder.results.unlink(missing_ok=True)
     forget_errors(folder.path / "ranks")
     forget_verdict(folder.path)

@@ -49,6 +49,7 @@ class JobAttempt:
     ended: str | None = None  # stopped, finished, failed; lost: others tell
     why: str = ""
     bad_nodes: tuple[str, ...] = ()
+    failed_nodes: tuple[str, ...] = ()  # where it failed first, to blame or not
     bad_step: int | None = None  # whose figures were not finite
     fate: Fate | None = None
 

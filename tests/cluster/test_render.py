@@ -221,8 +221,8 @@ def test_a_rank_of_a_chain_logs_by_the_name_of_its_job() -> None:
     )
     assert chained["--output"][0].endswith("/jobs/%A_%a.log")
     assert alone["--output"][0].endswith("/jobs/%j.log")
-    assert '--output="$run/ranks/%A_%a-%t.log"' in script_of(*TEUKEN, "cluster.jobs=3")
-    assert '--output="$run/ranks/%j-%t.log"' in script_of(*TEUKEN, "cluster.jobs=1")
+    assert '--output="$run/ranks/%A_%a-%N.log" --label' in script_of(*TEUKEN, "cluster.jobs=3")
+    assert '--output="$run/ranks/%j-%N.log" --label' in script_of(*TEUKEN, "cluster.jobs=1")
 
 
 def test_a_pbs_job_with_a_successor_is_never_run_again() -> None:

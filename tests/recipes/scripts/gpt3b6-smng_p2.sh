@@ -12,7 +12,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/path/to/kochbuch/runs/gpt3b6-full/jobs/%j.log
-# What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
+# What this script says is there; what ranks say, rank 0 too, is in ranks/JOB-NODE.log beside.
 
 cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/smng_p2.yaml.
@@ -52,7 +52,7 @@ launch() {
   MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
   # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
   timeout --kill-after=10 360 srun --export=ALL --kill-on-bad-exit=1 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 \
-    --output="$run/ranks/%j-preflight-%t.log" python -m components.preflight "$run" & looking=$!
+    --output="$run/ranks/%j-preflight-%N.log" python -m components.preflight "$run" & looking=$!
   python -m cluster.preflight "$run"
   status=$?
   timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
@@ -60,7 +60,7 @@ launch() {
   nodes=$(wc -l < "$run/preflight/nodes")
   MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
   # One task a rank. Network ports: two ports for eight tiles; PSM3 chooses.
-  srun --export=ALL --kill-on-bad-exit=1 --output="$run/ranks/%j-%t.log" --open-mode=append \
+  srun --export=ALL --kill-on-bad-exit=1 --output="$run/ranks/%j-%N.log" --label --open-mode=append \
     --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
     python -m components.train "$run" &
   wait $!
