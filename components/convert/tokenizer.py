@@ -9,6 +9,7 @@ from typing import Any
 from sentencepiece import SentencePieceProcessor
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 from tokenizers.pre_tokenizers import Split
+from tokenizers.processors import ByteLevel
 
 from components.errors import RecipeError
 
@@ -32,8 +33,14 @@ def write_tokenizer(
         engine.save(str(target / FILE))
         shutil.copyfile(source / SENTENCEPIECE_FILE, target / SENTENCEPIECE_FILE)
     elif (source / FILE).is_file():
-        shutil.copyfile(source / FILE, target / FILE)
         engine = open_engine(source / FILE)
+        if _adds_nothing(engine):
+            shutil.copyfile(source / FILE, target / FILE)
+        else:
+            engine.post_processor = None
+            engine.no_truncation()
+            engine.no_padding()
+            engine.save(str(target / FILE))
     else:
         problem = f"there is neither {SENTENCEPIECE_FILE} nor {FILE}"
         alone = "of token files alone, with data.tokenizer_folder=FOLDER"
@@ -53,6 +60,16 @@ def write_tokenizer(
         f"{role}_token_id": None if piece is None else engine.token_to_id(piece)
         for role, piece in roles.items()
     }
+
+
+def _adds_nothing(engine: Tokenizer) -> bool:
+    """Check that the engine's default call returns the ids of the text alone.
+
+    Training encodes without the post-processor: a template such as ``<s> $A`` adds ids that
+    the model has never seen in that place. ``ByteLevel`` changes offsets only.
+    """
+    only_offsets = isinstance(engine.post_processor, ByteLevel | None)
+    return only_offsets and engine.truncation is None and engine.padding is None
 
 
 def count_pieces(folder: Path) -> int | None:
@@ -159,9 +176,14 @@ def _scored_pieces(processor: SentencePieceProcessor) -> list[tuple[str, float]]
 
 
 def _find_roles(engine: Tokenizer, section: Mapping[str, Any]) -> dict[str, str | None]:
-    """Find the pieces that have a role; ``eos`` is what training put after each document."""
+    """Find the pieces that have a role; ``eos`` is what training put after each document.
+
+    A piece of the model's own vocabulary has none: ``transformers`` would add it as a special
+    token, and encode texts that spell it in another way than training did.
+    """
+    added = {token.content for token in engine.get_added_tokens_decoder().values()}
     known = {
-        role: next((name for name in names if engine.token_to_id(name) is not None), None)
+        role: next((name for name in names if name in added), None)
         for role, names in _SPELLINGS.items()
     }
     return {"eos": section.get("special_pieces", section)["eod"], **known}
