@@ -130,11 +130,10 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
 def spell(engine: Engine, text: str) -> str:
     """Encode a text and join what its pieces stand for."""
     added = engine.get_added_tokens_decoder()
-    ids = engine.encode(text, add_special_tokens=False).ids
-    pieces = (
-        BYTES.pre_tokenize_str(added[index].content)[0][0]
-        if index in added
-        else engine.id_to_token(index)
-        for index in ids
-    )
-    return decoders.ByteLevel().decode([*pieces])
+    pieces = []
+    for index in engine.encode(text, add_special_tokens=False).ids:
+        if index in added:
+            pieces.append(BYTES.pre_tokenize_str(added[index].content)[0][0])
+        else:
+            pieces.append(str(engine.id_to_token(index)))
+    return str(decoders.ByteLevel().decode(pieces))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from sys import maxsize
+from sys import float_info, maxsize
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from components.data.unigram import FILE_NAME as UNIGRAM
 from components.distributed.devices import compute_dtype, device_type
 from components.engine.microbatch_forward import autocast_to, number_documents
 from components.errors import RecipeError
+from components.json_file import strict
 from components.report.measurements import EVALUATE_AGAIN
 from components.run.folder import RunFolder
 from components.run.provenance import describe_environment
@@ -134,12 +135,17 @@ class LossTally:
         bits = self.nats / math.log(2)
         return {
             "loss": loss,
-            "perplexity": None if loss is None else math.exp(loss),
+            "perplexity": None if loss is None else perplexity(loss),
             "bits_per_byte": bits / self.text_bytes if self.text_bytes else None,
             "tokens": self.tokens,
             "bytes": self.text_bytes,
             "documents": self.documents,
         }
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(loss); of a model that diverged it is NaN or infinite."""
+    return math.inf if loss > math.log(float_info.max) else math.exp(loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +188,10 @@ class Judge:
 
 
 def keep(folder: RunFolder, recipe: Recipe, marker: Marker, section: Tree) -> Tree:
-    """Put ``section`` into the file of this checkpoint, and return all that it holds."""
+    """Put ``section`` into the file of this checkpoint, and return all that it holds.
+
+    A figure that is not finite, of a model that diverged, is null; ``not_finite`` has its key.
+    """
     name = f"evaluation/{marker.name}.json"
     file = folder.path / name
     file.parent.mkdir(exist_ok=True)
@@ -201,7 +210,11 @@ def keep(folder: RunFolder, recipe: Recipe, marker: Marker, section: Tree) -> Tr
     }
     for key, value in section.items():
         # Texts, tasks and lists are asked for by themselves.
-        after[key] = before.get(key, {}) | value if key in _BY_NAME else value
+        if key in _BY_NAME:
+            answers = {name: strict(answer) for name, answer in value.items()}
+            after[key] = before.get(key, {}) | answers
+        else:
+            after[key] = strict(value)
     folder.write_json(name, after)
     return after
 

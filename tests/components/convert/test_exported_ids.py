@@ -111,7 +111,7 @@ SPLITS = {
     "cut": pre_tokenizers.Split(Regex(r"\p{N}{1,3}| ?\p{L}+"), "isolated"),
     "digits": pre_tokenizers.Digits(individual_digits=True),
 }
-ENGINES = [
+ENGINES: list[dict[str, Any]] = [
     {"normalizer": normalizer, "prefix": prefix, "split": split, "special": special}
     for normalizer, (prefix, split), special in product(
         (None, normalizers.NFC(), normalizers.NFKC()),

@@ -74,7 +74,15 @@ def give_same_id(tree: Any) -> None:
     vocab["~"] = vocab["}"]
 
 
-LOSSY = {
+CUT = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+PAD = {
+    "strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+    "pad_type_id": 0, "pad_token": EOD,
+}  # fmt: skip
+SPACES = pre_tokenizers.WhitespaceSplit()
+SPACE_BEFORE = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
+
+LOSSY: dict[str, tuple[Callable[[], Tokenizer], str]] = {
     "truncation": (lambda: edit(lambda t: t.update(truncation=CUT)), "truncation switched on"),
     "padding": (lambda: edit(lambda t: t.update(padding=PAD)), "padding switched on"),
     "dropout": (lambda: edit(lambda t: t["model"].update(dropout=0.1)), "at random"),
@@ -104,13 +112,6 @@ LOSSY = {
     "left": (lambda: add(lstrip=True), "'<mask>', which removes the spaces"),
     "right": (lambda: add(rstrip=True, special=True), "'<mask>', which removes the spaces"),
 }
-CUT = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
-PAD = {
-    "strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
-    "pad_type_id": 0, "pad_token": EOD,
-}  # fmt: skip
-SPACES = pre_tokenizers.WhitespaceSplit()
-SPACE_BEFORE = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
 
 
 def cut(behavior: str) -> Any:
