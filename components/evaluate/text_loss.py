@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from sentencepiece import SentencePieceProcessor
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from components.checkpoint.loading import CheckpointChoice
@@ -75,25 +77,28 @@ class TextBytes:
         return int(self.by_id[rows[:, 1:]].sum()) - self.prefix * begun
 
 
-def read_text_bytes(folder: Path, *, eod_id: int, dummy_prefix: bool) -> TextBytes | None:
-    """Read them from the tokenizer in ``folder``.
+def read_text_bytes(folder: Path, *, eod_id: int) -> TextBytes | None:
+    """Read them from the tokenizer in ``folder``; the prefix is what it puts before an x.
 
     ``None`` where there is no tokenizer, or one with a piece for text that it cannot spell,
     whose length nobody knows.
     """
-    by_id = None
     if (folder / UNIGRAM).is_file():
-        by_id = _of_unigram(folder / UNIGRAM)
+        pieces = open_pieces(folder / UNIGRAM)
+        by_id, encoded = _of_unigram(pieces), pieces.encode("x")
     elif (folder / BYTE_BPE).is_file():
-        by_id = _of_byte_bpe(folder / BYTE_BPE)
+        engine = open_engine(folder / BYTE_BPE)
+        by_id = _of_byte_bpe(engine)
+        encoded = engine.encode("x", add_special_tokens=False).ids
+    else:
+        return None
     if by_id is None:
         return None
     by_id[eod_id] = 0
-    return TextBytes(by_id=by_id, prefix=int(dummy_prefix), eod_id=eod_id)
+    return TextBytes(by_id=by_id, prefix=int(by_id[encoded].sum()) - 1, eod_id=eod_id)
 
 
-def _of_unigram(file: Path) -> npt.NDArray[np.int64] | None:
-    pieces = open_pieces(file)
+def _of_unigram(pieces: SentencePieceProcessor) -> npt.NDArray[np.int64] | None:
     ids = range(pieces.piece_size())
     if not any(pieces.is_byte(index) for index in ids):
         return None
@@ -102,9 +107,8 @@ def _of_unigram(file: Path) -> npt.NDArray[np.int64] | None:
     return np.array([1 if pieces.is_byte(index) else lengths[index] for index in ids])
 
 
-def _of_byte_bpe(file: Path) -> npt.NDArray[np.int64]:
+def _of_byte_bpe(engine: Tokenizer) -> npt.NDArray[np.int64]:
     """A learnt piece is spelled with one character a byte, an added one as it is in a text."""
-    engine = open_engine(file)
     added = {index: token.content for index, token in engine.get_added_tokens_decoder().items()}
     lengths = {index: len(piece) for piece, index in engine.get_vocab().items()}
     lengths |= {index: len(text.encode()) for index, text in added.items()}
@@ -246,7 +250,6 @@ def open_judge(
 ) -> Judge:
     """Load the checkpoint onto this machine's device, whatever layout wrote it."""
     device, eod_id = torch.device(device_type("auto")), manifest.tokenizer.eod_id
-    prefix = bool(recipe.tokenizer.get("add_dummy_prefix"))
     return Judge(
         decoder=load_weights(chosen.checkpoint, chosen.marker, recipe.model).to(device),
         device=device,
@@ -254,7 +257,7 @@ def open_judge(
         eod_id=eod_id,
         parts_documents=recipe.data.document_mask,
         most_rows=recipe.parallelism.microbatch_sequences,
-        text_bytes=read_text_bytes(data, eod_id=eod_id, dummy_prefix=prefix),
+        text_bytes=read_text_bytes(data, eod_id=eod_id),
     )
 
 

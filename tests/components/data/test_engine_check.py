@@ -152,7 +152,9 @@ def test_a_tokenizer_that_spells_every_text_is_taken(name: str) -> None:
     check_engine("tok", TAKEN[name]())
 
 
-@pytest.mark.parametrize("eod", ["e", "the", "\u0120the", ".", "\n", "...", "end of text"])
+@pytest.mark.parametrize(
+    "eod", ["e", "the", "\u0120the", ".", "\n", "...", "end of text", "\u0939\u093f", "don't"]
+)
 @pytest.mark.parametrize("is_added", [True, False])
 def test_a_word_of_the_text_ends_no_document(eod: str, is_added: bool) -> None:
     engine = make_engine()
