@@ -3,8 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -156,8 +155,7 @@ def read_tokenizer(folder: Path) -> GivenTokenizer:
     from components.data.engine_check import check_end, check_engine  # loads tokenizers
 
     engine = _open(folder / FILE)
-    with _naming(folder / FILE):
-        check_engine(where, engine)
+    check_engine(str(folder / FILE), engine)
     pieces = engine.get_vocab_size()
     eod = _end_of_document(folder, engine)
     index = engine.token_to_id(eod)
@@ -168,8 +166,7 @@ def read_tokenizer(folder: Path) -> GivenTokenizer:
         problem = f"{eod!r} has id {index:,} of {pieces:,} in {folder / FILE}"
         remedy = f"it has to be one of the first or last {MOST_NAMED}, without gaps"
         raise RecipeError(where, problem, f"{remedy}; {TRAINING}")
-    with _naming(folder / FILE):
-        check_end(where, engine, eod)
+    check_end(str(folder / FILE), engine, eod)
     first, last = ([], named) if at_end else (named, [])
     keys = {"vocab_size": pieces, "first_pieces": first, "last_pieces": last, "eod": eod}
     return GivenTokenizer(folder, pieces, keys)
@@ -179,16 +176,6 @@ def _open(file: Path) -> Any:
     from components.convert.tokenizer import open_engine  # loads SentencePiece, too
 
     return open_engine(file)
-
-
-@contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Name the file in what a check of the tokenizer says."""
-    try:
-        yield
-    except RecipeError as error:
-        remedy = f"{error.remedy}, {TRAINING}"
-        raise RecipeError(error.path, f"{file} {error.problem}", remedy) from None
 
 
 def _read_settings(file: Path) -> Mapping[str, Any]:

@@ -38,10 +38,6 @@ class PointEnding:
     why: str
     found: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
-    def is_nan(self) -> bool:
-        """Whether its figure is no number to compare: NaN or infinite."""
-        return self.figure is not None and not math.isfinite(self.figure)
-
 
 NOT_YET = PointEnding(None, "")
 _HELD_OUT = ("held_out.final", "held_out.final_unweighted")
@@ -222,7 +218,9 @@ def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
         ending = _held_out_in(results, key)
     else:
         ending = PointEnding(figure_in(results, key, "objective.measured"), "", results)
-    return PointEnding(None, diverged) if ending.is_nan() else ending
+    if ending.figure is not None and not math.isfinite(ending.figure):
+        return PointEnding(None, diverged)
+    return ending
 
 
 def all_results(asked: StudyRequest, study: ListedStudy) -> list[Mapping[str, Any]]:

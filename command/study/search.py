@@ -5,7 +5,6 @@ after the runs that are under way, has the results of those that ended, and prop
 still to be tried.
 """
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -80,7 +79,6 @@ def _best_first(trials: optuna.Study) -> list[FrozenTrial]:
     found = {
         frozenset(trial.params.items()): trial
         for trial in trials.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if math.isfinite(trial.value or 0.0)
     }
     sign = -1.0 if trials.direction == StudyDirection.MAXIMIZE else 1.0
     return sorted(found.values(), key=lambda trial: sign * float(trial.value or 0.0))

@@ -76,7 +76,7 @@ def _drop_unshared(tree: Tree, named: UserOverrides) -> None:
 def _check_sections(tree: Tree) -> None:
     """Types first, so that the rules below can count on them; ``auto`` stands for a number."""
     for path, value in leaves(tree):
-        if value == MISSING:
+        if MISSING in (value if isinstance(value, list) else [value]):
             raise RecipeError(path, "the recipe does not set it", f"set {path}=...")
     check_nodes(tree)
     read_section(Recipe, _without_auto(tree), "")

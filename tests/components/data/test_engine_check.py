@@ -96,6 +96,14 @@ LOSSY: dict[str, tuple[Callable[[], Tokenizer], str]] = {
     "words": (lambda: put("pre_tokenizer", pre_tokenizers.Whitespace()), "by Whitespace"),
     "white space": (lambda: put("pre_tokenizer", sequence(SPACES)), "the step WhitespaceSplit"),
     "removed": (lambda: put("pre_tokenizer", sequence(cut("removed"))), "the step Split"),
+    "removed punctuation": (
+        lambda: put("pre_tokenizer", sequence(pre_tokenizers.Punctuation("removed"))),
+        "which changes or removes text",
+    ),
+    "removed delimiter": (
+        lambda: put("pre_tokenizer", sequence(pre_tokenizers.CharDelimiterSplit("x"))),
+        "the step CharDelimiterSplit",
+    ),
     "suffix": (lambda: edit(lambda t: t["model"].update(end_of_word_suffix="</w>")), "encodes"),
     "space before every piece": (
         lambda: put("pre_tokenizer", pre_tokenizers.Sequence([cut("isolated"), SPACE_BEFORE])),
