@@ -104,6 +104,8 @@ _DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node", "spare_n
 _OF_PHASES = re.compile(r"phases\.[^.]+\.parallelism\.")
 _RECOMPUTE = "parallelism.recompute"
 _NEW_RUN = "start a new run with run=FOLDER"
+# What a run that begins with another's optimizer may change.
+_BRANCHED = ("budget.total_tokens", "schedule", "phases", "data.phases", "optimizer.")
 
 
 def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
@@ -153,7 +155,10 @@ def check_movable(keys: Iterable[str]) -> None:
             takes = f"a resumed run takes its recipe from its folder, {key} too"
             movable = ", ".join(f"{name}.*" for name in SECTIONS)
             problem = f"{takes}; beside resume may stand keys of {movable}"
-            raise RecipeError("resume", problem, f"drop {key}, or {_NEW_RUN}")
+            remedy = f"drop {key}, or {_NEW_RUN}"
+            if key.startswith(_BRANCHED):
+                remedy += "; with from.run=FOLDER from.with=optimizer it goes on from this one"
+            raise RecipeError("resume", problem, remedy)
 
 
 def _put(tree: Tree, key: str, value: Any) -> Any:
