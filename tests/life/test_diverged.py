@@ -2,6 +2,7 @@
 
 import json
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from command.outcome import Status
 from components.checkpoint.metadata import kept_tokens
 from tests.life.conftest import TINY, Program, act, entries
+from tests.life.test_tasks import CHOICE, DOCS, ENDING
 
 FEW = tuple(
     word for word in TINY if not word.startswith(("budget.total", "checkpoint", "eval"))
@@ -75,3 +77,20 @@ def test_the_checkpoint_before_it_diverged_is_evaluated_as_any(
     held_out = json.loads(done.stdout)["held_out"]
     assert held_out["not_finite"] == []
     assert math.isfinite(held_out["all"]["loss"])
+
+
+@pytest.mark.long  # it imports lm-eval
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="requirements/evaluate.lock")
+def test_tasks_of_a_diverged_run_have_null_for_what_is_no_number(
+    diverged: Path, program: Program, tmp_path: Path
+) -> None:
+    (tmp_path / "animals.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in DOCS))
+    (tmp_path / "choice.yaml").write_text(CHOICE)
+    (tmp_path / "ending.yaml").write_text(ENDING)
+    words = ("tasks=[choice,ending]", f"tasks_folder={tmp_path}", f"run={diverged}")
+    done = program("action=evaluate", "output=json", *words)
+    tasks = json.loads(done.stdout, parse_constant=refuse)["tasks"]
+    assert tasks["ending"]["metrics"]["perplexity"] is None
+    assert "metrics.perplexity" in tasks["ending"]["not_finite"]
+    assert 0 <= tasks["choice"]["metrics"]["acc"] <= 1
+    program("action=evaluate", *words)

@@ -6,6 +6,7 @@ The texts are article 1 of the Universal Declaration of Human Rights.
 import re
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -35,8 +36,8 @@ TEXTS = {
 }
 
 
-def settings(option: str) -> dict[str, object]:
-    tree: dict[str, object] = yaml.safe_load(
+def settings(option: str) -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.safe_load(
         (ROOT / "conf" / "tokenizer" / f"{option}.yaml").read_text("utf-8")
     )
     del tree["_target_"]
