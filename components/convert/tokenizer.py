@@ -1,6 +1,7 @@
 """The tokenizer of a run as the files that ``AutoTokenizer`` loads, without remote code."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +48,7 @@ def write_tokenizer(
         remedy = f"prepare the run's data again with action=prepare; {alone}"
         raise RecipeError(str(source), problem, remedy)
     roles = _find_roles(engine, section)
-    config = {
+    config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{f"{role}_token": piece for role, piece in roles.items()},
         "model_max_length": context_tokens,
@@ -55,6 +56,9 @@ def write_tokenizer(
         "add_bos_token": False,  # training put nothing before a document
         "add_eos_token": False,
     }
+    if (model := target / SENTENCEPIECE_FILE).is_file():
+        pieces = open_pieces(model)  # text that spells a control piece is plain text to it
+        config["split_special_tokens"] = pieces.is_control(pieces.piece_to_id(roles["eos"]))
     (target / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     return {
         f"{role}_token_id": None if piece is None else engine.token_to_id(piece)
@@ -122,8 +126,10 @@ def convert_sentencepiece(model: Path, section: Mapping[str, Any]) -> Tokenizer:
     prefix = [normalizers.Prepend(UNDERLINE)] if section["add_dummy_prefix"] else []
     steps = [*_NORMALIZERS[rule], *prefix, normalizers.Replace(" ", UNDERLINE)]
     engine.normalizer = normalizers.Sequence(steps)
-    # A text that spells the piece of a byte, or the unknown one, is no such piece.
-    engine.pre_tokenizer = Split(Regex(r"<(?=(0x[0-9A-F]{2}|unk)>)"), behavior="isolated")
+    # Text may spell the piece of a byte, a control piece or the unknown one: it is none.
+    controls = [processor.id_to_piece(i) for i in range(1, learnt) if processor.is_control(i)]
+    ends = "|".join([r"0x[0-9A-F]{2}>", "unk>", *(re.escape(piece[1:]) for piece in controls)])
+    engine.pre_tokenizer = Split(Regex(f"<(?={ends})"), behavior="isolated")
     strip = [decoders.Strip(" ", 1, 0)] if section["add_dummy_prefix"] else []
     engine.decoder = decoders.Sequence([
         *(decoders.Replace(UNDERLINE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip)
@@ -156,9 +162,9 @@ def _model_of(
         for end in range(1, len(piece))
         if piece[:end] in order and piece[end:] in order
     ]
-    return models.BPE(
-        ids, merges, unk_token=processor.id_to_piece(unknown), byte_fallback=fallback
-    )
+    name = processor.id_to_piece(unknown)
+    # SentencePiece gives one unknown piece for characters in a row that are none.
+    return models.BPE(ids, merges, unk_token=name, fuse_unk=True, byte_fallback=fallback)
 
 
 def _scored_pieces(processor: SentencePieceProcessor) -> list[tuple[str, float]]:
