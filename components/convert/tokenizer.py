@@ -58,7 +58,9 @@ def write_tokenizer(
     }
     if (model := target / SENTENCEPIECE_FILE).is_file():
         pieces = open_pieces(model)  # text that spells a control piece is plain text to it
-        config["split_special_tokens"] = pieces.is_control(pieces.piece_to_id(roles["eos"]))
+        config["split_special_tokens"] = pieces.is_control(
+            pieces.piece_to_id(str(roles["eos"]))
+        )
     (target / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     return {
         f"{role}_token_id": None if piece is None else engine.token_to_id(piece)
