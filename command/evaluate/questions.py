@@ -17,6 +17,7 @@ from components.config.schema.recipe import Recipe, check_recipe
 from components.data.token_file import encode
 from components.evaluate import text_loss
 from components.evaluate.harness import check_installed
+from components.json_file import without_nan
 from components.report.pages import leave_report
 from components.terminal import say
 from data_prep.sources import open_files
@@ -46,6 +47,8 @@ def evaluate_run(arguments: Arguments) -> Tree:
         judge = text_loss.open_judge(recipe, trained.chosen, data, manifest)
         answer = text_loss.judge_held_out(judge, recipe, trained.chosen, data, manifest)
         section = {"held_out": answer}
+    if keys := without_nan(section)[1]:
+        say(f"{len(keys)} figures are not finite and null in the result, first {keys[0]}")
     kept = text_loss.keep(trained.folder, trained.recipe, trained.chosen.marker, section)
     leave_report([trained.folder.path], trained.folder.path / "report.html", say)
     return kept

@@ -81,7 +81,7 @@ def _drop_unshared(tree: Tree, named: UserOverrides) -> None:
 def _check_sections(tree: Tree) -> None:
     """Types first, so that the rules below can count on them; ``auto`` stands for a number."""
     for path, value in leaves(tree):
-        if value == MISSING:
+        if MISSING in (value if isinstance(value, list) else [value]):
             raise RecipeError(path, "the recipe does not set it", f"set {path}=...")
     check_nodes(tree)
     read_section(Recipe, _without_auto(tree), "")
@@ -111,6 +111,8 @@ _COMPOSED = ("scale", "children")  # composing a recipe reads these; a settled o
 _DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node", "spare_nodes")
 _RECOMPUTE = "parallelism.recompute"
 _NEW_RUN = "start a new run with run=FOLDER"
+# What a run that begins with another's optimizer may change.
+_BRANCHED = ("budget.total_tokens", "schedule", "phases", "data.phases", "optimizer.")
 
 
 def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
@@ -160,7 +162,11 @@ def check_movable(keys: Iterable[str]) -> None:
             movable = ", ".join(f"{name}.*" for name in SECTIONS)
             problem = f"{takes}; beside resume may stand keys of {movable}"
             others = "docs/moving.md lists all that may change"
-            raise RecipeError("resume", problem, f"drop {key}, or {_NEW_RUN}; {others}")
+            remedy = f"drop {key}, or {_NEW_RUN}; {others}"
+            if key.startswith(_BRANCHED):
+                branch = "from.run=FOLDER and from.with=optimizer"
+                remedy += f"; a new run with {branch} starts from this run"
+            raise RecipeError("resume", problem, remedy)
 
 
 def is_movable(key: str) -> bool:

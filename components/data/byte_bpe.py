@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Engine
 from tokenizers.trainers import BpeTrainer
 
+from components.data.engine_check import PROBES, check_end, check_engine
 from components.data.files import REBUILD, replace_atomically
 from components.data.tokenizer import Encode, Ids, Tokenizer, encode_in_parts
 from components.errors import RecipeError
@@ -32,17 +33,6 @@ except ImportError:  # a machine without a wheel: all is the same, but slower
 FILE_NAME = "tokenizer.json"
 NUM_BYTES = 256
 SHORTEST_SPACE_RUN = 2
-PROBES = (
-    "I'll say they'd 'VE it's, don't\u2019t; x\u0301e\u0301 \u00e9 \u2126\u212b \ufb01",
-    "  two   three\ttab \r\n\r\n \n end \u00a0 \x85 \u2028 \u3000 ",
-    "nul\x00 \x1c \x1f \x7f bom\ufeff \u200b \u200d \ufffd \uffff \U0010ffff",
-    "12 3456 \u0661\u0662 \u096a \u00b2\u00bd \u2167 a1b22 1,000.50%",
-    "a(b|c)d.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c x ,. y __init__(self) -> {}; //",
-    "\u0395\u03bb\u03bb \u0420\u0443\u0441 \u05e2\u05d1\u05e8 \u0639\u0631\u0628\u064a\u0651",
-    "\u0939\u093f\u0928\u094d\u0926\u0940 \u6f22\u5b57\u304b\u306a \u30ab\u30bf\u30ca",
-    "\ud55c\uad6d \u1100\u1161\u11a8 \u0e44\u0e17\u0e22 \U0001f3f3\ufe0f\u200d\U0001f308",
-    "\U0001f44d\U0001f3fd \U00020000 " + "word" * 500 + " " * 70 + "\n" * 70,
-)
 
 # Left open, the engine complains on standard error in every process forked after its first use.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -152,6 +142,8 @@ class ByteBPE(Tokenizer):
         eod = self._settings["eod"]
         if engine.token_to_id(eod) != self.eod_id:
             raise RecipeError(str(path), f"does not give {eod} id {self.eod_id:,}", REBUILD)
+        check_engine(str(path), engine)
+        check_end(str(path), engine, eod)
         self._engine, self._fast = engine, open_fast(content, engine)
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:

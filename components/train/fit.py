@@ -1,6 +1,5 @@
 """Put the parts together on one rank, train, and give the results of a run as data."""
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from components.distributed.devices import peak_memory_bytes
 from components.energy.counters import EnergyReading
 from components.energy.emissions import Emissions
 from components.fault_tolerance.hang import HangWatch
+from components.json_file import strict
 from components.run.disk import explained
 from components.run.event_log import EventLog
 from components.run.folder import RunFolder
@@ -174,21 +174,6 @@ def summarize(
         "mixture": {name: asdict(one) for name, one in drawn.items()},
         "held_out": summarize_held_out(evaluations, shares, unigram),
     })
-
-
-def strict(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Put null where a number is not finite, which JSON has not, and list the keys."""
-    found: list[str] = []
-
-    def finite(node: Any, key: str) -> Any:
-        if isinstance(node, Mapping):
-            return {name: finite(one, f"{key}.{name}") for name, one in node.items()}
-        if isinstance(node, float) and not math.isfinite(node):
-            found.append(key.removeprefix("."))
-            return None
-        return node
-
-    return {**finite(tree, ""), "not_finite": found}
 
 
 def summarize_energy(

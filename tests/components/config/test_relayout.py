@@ -184,6 +184,16 @@ def test_beside_resume_a_choice_of_mathematics_or_machine_is_refused(key: str) -
         check_movable(["parallelism.data", key])
 
 
+@pytest.mark.parametrize("key", ["budget.total_tokens", "schedule", "schedule.total_tokens"])
+def test_who_wants_another_budget_or_schedule_is_told_of_a_branch(key: str) -> None:
+    with pytest.raises(RecipeError, match=r"from\.run=FOLDER from\.with=optimizer") as caught:
+        check_movable([key])
+    assert f"drop {key}, or start a new run" in caught.value.remedy
+    with pytest.raises(RecipeError) as other:
+        check_movable(["budget.global_batch_tokens"])
+    assert "from.run" not in other.value.remedy
+
+
 @pytest.mark.parametrize(
     ("words", "values", "message"),
     [
