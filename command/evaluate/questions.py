@@ -42,7 +42,7 @@ def evaluate_run(arguments: Arguments) -> Tree:
     elif arguments.text is not None:
         section = {"texts": _judge_own(trained, recipe, arguments.text)}
     else:
-        data, manifest = text_loss.read_manifest(trained.folder)
+        data, manifest = text_loss.read_manifest(trained.folder, recipe)
         judge = text_loss.open_judge(recipe, trained.chosen, data, manifest)
         answer = text_loss.judge_held_out(judge, recipe, trained.chosen, data, manifest)
         section = {"held_out": answer}
@@ -93,7 +93,7 @@ def _request(arguments: Arguments, beside: Path) -> TaskRequest:
 
 def _judge_own(trained: RunCheckpoint, recipe: Recipe, file: Path) -> Tree:
     """Tokenize a file, or those of a pattern, as preparation does, and judge all of it."""
-    data, manifest = text_loss.read_manifest(trained.folder)
+    data, manifest = text_loss.read_manifest(trained.folder, recipe)
     files = list(open_files((str(file),), "text", "text"))
     tokenizer = build(recipe.tokenizer, "tokenizer")
     tokenizer.load(data)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from components.errors import RecipeError
+from components.ranges import Tokens
 
 REBUILD = "delete its folder and run action=prepare again"
 BLOCK_BYTES = 1 << 20
@@ -30,7 +31,7 @@ class FileRecord:
 
     name: str
     sha256: str
-    bytes: int
+    bytes: Tokens
 
 
 def read_blocks(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -52,9 +53,13 @@ def verify_file(folder: Path, record: FileRecord, *, contents: bool) -> None:
     """Compare a file with its record: always its size, its hash only with ``contents``.
 
     Raises:
-        RecipeError: the file is missing, shorter or longer than recorded, or edited.
+        RecipeError: the file is missing, shorter or longer than recorded, or edited; or it is
+            a link that leads out of the folder.
     """
     path = folder / record.name
+    is_inside = Path(record.name).is_absolute() or not path.is_symlink()
+    if not is_inside and not path.resolve().is_relative_to(folder.resolve()):
+        raise RecipeError(str(path), "is a link that leads out of its folder", REBUILD)
     if not path.is_file():
         raise RecipeError(str(path), "is missing, but the manifest lists it", REBUILD)
     found_bytes = path.stat().st_size
@@ -157,7 +162,7 @@ class HashCache(HashFile):
         self._drawn: dict[str, TextHash] = {}
         with suppress(OSError):  # not there, or not for this user to read
             for line in path.read_bytes().splitlines():
-                with suppress(ValueError, TypeError, KeyError):  # half a line, or no entry
+                with suppress(ValueError, TypeError, KeyError, RecursionError):  # no entry
                     self._remember(json.loads(line))
 
     def __call__(self, path: Path, start: int = 0, end: int | None = None) -> str:

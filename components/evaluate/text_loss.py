@@ -41,6 +41,7 @@ from components.engine.microbatch_forward import autocast_to, number_documents
 from components.errors import RecipeError
 from components.report.measurements import EVALUATE_AGAIN
 from components.run.folder import RunFolder
+from components.run.ownership import is_own
 from components.run.provenance import describe_environment
 from components.run.records import read_checked
 from components.run.reported import EvaluationRecord
@@ -213,7 +214,7 @@ def versions(*packages: str) -> Tree:
     return kept | {name: version(name) for name in ("torch", *packages)}
 
 
-def read_manifest(folder: RunFolder) -> tuple[Path, Manifest]:
+def read_manifest(folder: RunFolder, recipe: Recipe) -> tuple[Path, Manifest]:
     """Open the prepared data of a run.
 
     Raises:
@@ -225,6 +226,14 @@ def read_manifest(folder: RunFolder) -> tuple[Path, Manifest]:
     if manifest.key != kept.key:
         problem = f"its key is {manifest.key}, the run read {kept.key}"
         raise RecipeError(str(data), problem, f"put the run's data back into {data.parent}")
+    own = is_own(folder.recipe)  # of another's run, files are read below this folder only
+    manifest.check_recipe(
+        data,
+        names=recipe.data.names,
+        vocab_size=int(recipe.tokenizer["vocab_size"]),
+        tokens=recipe.data.token_patterns if own else ("*",),
+        root="*" if own else None,
+    )
     return data, manifest
 
 
