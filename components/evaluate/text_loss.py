@@ -30,11 +30,12 @@ from components.checkpoint.loading import CheckpointChoice
 from components.checkpoint.metadata import Marker, RunProgress
 from components.config.schema.recipe import Recipe
 from components.convert.reading import load_weights
-from components.convert.tokenizer import open_engine, open_pieces
+from components.convert.tokenizer import FETCH
 from components.data.byte_bpe import FILE_NAME as BYTE_BPE
 from components.data.manifest import Manifest, SourceRecord
 from components.data.samples import HeldOutWindows
 from components.data.token_file import TokenFileRecord
+from components.data.tokenizer_file import open_engine, open_pieces
 from components.data.unigram import FILE_NAME as UNIGRAM
 from components.distributed.devices import compute_dtype, device_type
 from components.engine.microbatch_forward import autocast_to, number_documents
@@ -93,7 +94,7 @@ def read_text_bytes(folder: Path, *, eod_id: int, dummy_prefix: bool) -> TextByt
 
 
 def _of_unigram(file: Path) -> npt.NDArray[np.int64] | None:
-    pieces = open_pieces(file)
+    pieces = open_pieces(file, FETCH)
     ids = range(pieces.piece_size())
     if not any(pieces.is_byte(index) for index in ids):
         return None
@@ -104,7 +105,7 @@ def _of_unigram(file: Path) -> npt.NDArray[np.int64] | None:
 
 def _of_byte_bpe(file: Path) -> npt.NDArray[np.int64]:
     """A learnt piece is spelled with one character a byte, an added one as it is in a text."""
-    engine = open_engine(file)
+    engine = open_engine(file, FETCH)
     added = {index: token.content for index, token in engine.get_added_tokens_decoder().items()}
     lengths = {index: len(piece) for piece, index in engine.get_vocab().items()}
     lengths |= {index: len(text.encode()) for index, text in added.items()}
