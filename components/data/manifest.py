@@ -139,10 +139,10 @@ class Manifest:
         if self.tokenizer.eod_id >= self.tokenizer.vocab_size:
             raise ValueError(f"eod_id {self.tokenizer.eod_id:,} is outside the vocabulary")
         for source in self.sources.values():
-            for record in (*source.train, *source.held_out):
-                end = record.first_token + record.tokens
-                if end * little_endian(record.dtype).itemsize > record.bytes:
-                    raise ValueError(f"{record.name!r} holds less than {end:,} tokens")
+            for part in (*source.train, *source.held_out):
+                end = part.first_token + part.tokens
+                if end * little_endian(part.dtype).itemsize > part.bytes:
+                    raise ValueError(f"{part.name!r} holds less than {end:,} tokens")
         for record in self.files():
             name = record.name
             is_plain = Path(name).name == name != ".." and name.isprintable()

@@ -169,8 +169,8 @@ def open_rows(folder: Path, name: str, source: SourceRecord, *, length: int) -> 
         check_regular(file, str(file))
     try:
         *begins, tokens = (numbers := np.memmap(files[1], NUMBER, "r"))[-2:]
-        pieces = np.memmap(files[0], NUMBER, "r") if int(begins[0]) else np.empty(0, NUMBER)
-        pieces = pieces.reshape(-1, 2)
+        found = np.memmap(files[0], NUMBER, "r") if int(begins[0]) else np.empty(0, NUMBER)
+        pieces = found.reshape(-1, 2)
     except (ValueError, IndexError) as error:  # empty, or cut
         raise RecipeError(str(files[1]), f"is damaged: {error}", REPACK) from None
     if int(tokens) != source.train_tokens:

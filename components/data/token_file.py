@@ -150,12 +150,12 @@ class OpenFiles:
     def __init__(
         self, *, folder: Path, vocab_size: int = MOST, most_open: int = MOST_OPEN
     ) -> None:
-        self._options = {"folder": folder, "vocab_size": vocab_size, "most_open": most_open}
-        self._folder, self._vocab_size = folder, vocab_size
+        self._folder, self._vocab_size, self._most_open = folder, vocab_size, most_open
         self.tokens = lru_cache(most_open)(partial(open_token_file, folder))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(OpenFiles, **self._options), ()
+        options = {"vocab_size": self._vocab_size, "most_open": self._most_open}
+        return partial(OpenFiles, folder=self._folder, **options), ()
 
     def read(self, record: TokenFileRecord, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Copy a stretch of one file's tokens.

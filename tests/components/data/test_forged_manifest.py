@@ -21,7 +21,7 @@ from components.data.token_file import OpenFiles, ShardedTokens
 from components.errors import RecipeError
 from tests.components.data.conftest import VOCAB_SIZE
 
-HOSTILE = (
+HOSTILE: tuple[Any, ...] = (
     *(-1, 0, 1, 1 << 62, 1 << 63, 10**40, 0.5, math.nan, math.inf, "1e400", "x", "", None),
     *([], {}, True, "/etc/passwd", "../x", "..", ".", "a/../../x", "\0", "\ud800", "x" * 5000),
     *("uint32", "int32", "uint8", ["a"], {"a": 1}),

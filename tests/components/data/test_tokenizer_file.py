@@ -2,6 +2,7 @@
 
 import copy
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +114,12 @@ def test_a_valid_tokenizer_is_opened_in_a_child_process_once(valid, tmp_path, mo
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(valid), "utf-8")
     open_engine(file, "fetch it")
-    monkeypatch.setattr(tokenizer_file.subprocess, "run", None)  # a second child would fail
+    monkeypatch.setattr(subprocess, "run", None)  # a second child would fail
     assert open_engine(file, "fetch it").get_vocab_size() == 400
 
 
 def test_a_tokenizer_that_was_trained_here_needs_no_child_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer_file.subprocess, "run", None)
+    monkeypatch.setattr(subprocess, "run", None)
     tokenizer = make()
     tokenizer.train(words(seed=7), tmp_path)
     make().load(tmp_path)
