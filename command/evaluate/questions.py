@@ -15,6 +15,7 @@ from components.checkpoint.metadata import kept_tokens
 from components.config.phases import recipe_before
 from components.config.schema.recipe import Recipe, check_recipe
 from components.data.token_file import encode
+from components.errors import RecipeError
 from components.evaluate import text_loss
 from components.evaluate.harness import check_installed
 from components.report.pages import leave_report
@@ -47,7 +48,10 @@ def evaluate_run(arguments: Arguments) -> Tree:
         answer = text_loss.judge_held_out(judge, recipe, trained.chosen, data, manifest)
         section = {"held_out": answer}
     kept = text_loss.keep(trained.folder, trained.recipe, trained.chosen.marker, section)
-    leave_report([trained.folder.path], trained.folder.path / "report.html", say)
+    try:  # the answer is kept already, whatever else of the run is damaged
+        leave_report([trained.folder.path], trained.folder.path / "report.html", say)
+    except RecipeError as error:
+        say(f"warning: the report was not written again: {error}")
     return kept
 
 

@@ -26,7 +26,6 @@ report.html        all of the above for a person
 """
 
 import json
-import os
 import re
 from contextlib import suppress
 from datetime import datetime
@@ -36,13 +35,16 @@ from typing import Any
 from components.config.schema.recipe import Recipe, read_recipe
 from components.config.suggestions import nearest
 from components.config.user_overrides import leaves
+from components.data.files import write_atomically
 from components.errors import RecipeError
 from components.json_file import read_mapping
 from components.run.ownership import check_links, seal_of, sign
 from components.run.records import DataRecord, Ending, R, read_record
 
 SEALED = frozenset({"recipe.json", "data.json"})
-BEGUN = re.compile(r"checkpoints|derived\.json|\.(derived|recipe)\.json(\.\w+)?\.\d+")
+BEGUN = re.compile(
+    r"checkpoints|derived\.json|\.(derived|recipe)\.json(\.\w+)?\.\d+(\.partial)?"
+)
 ANY_RUN = "name a folder that a run wrote: each says its own where it starts"
 
 
@@ -84,9 +86,7 @@ class RunFolder:
     def write_json(self, name: str, tree: dict[str, Any]) -> None:
         """Write beside, then rename: a reader never sees half a file."""
         file = self.path / name
-        beside = file.with_name(f".{file.name}.{os.getpid()}")
-        beside.write_text(json.dumps(tree, indent=1, allow_nan=False) + "\n", "utf-8")
-        beside.replace(file)
+        write_atomically(file, json.dumps(tree, indent=1, allow_nan=False) + "\n")
         if name in SEALED:
             sign(file)
 
@@ -142,7 +142,7 @@ def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
             raise RecipeError("run", f"{folder.path} is not empty", "choose another run=FOLDER")
         _begin(folder, recipe)
     except OSError as error:
-        problem = f"cannot make {folder.path}: {error}"
+        problem = f"cannot make {folder.path}: {error.strerror}"
         raise RecipeError("run", problem, "choose another") from None
     return folder
 
