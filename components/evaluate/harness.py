@@ -63,7 +63,6 @@ def ask_tasks(
             or a task whose data are not at hand.
     """
     with (
-        tempfile.TemporaryDirectory() as aside,
         # What lm-eval ships are thousands of files: they are indexed only for one of theirs.
         open_harness(
             folder,
@@ -71,6 +70,7 @@ def ask_tasks(
             most_rows=most_rows,
             shipped=any(task.config is None for task in tasks),
         ) as harness,
+        tempfile.TemporaryDirectory() as aside,
     ):
         manager = harness.manager
         loaded = [one for task in tasks for one in load_task(task, manager, Path(aside))]
@@ -171,17 +171,16 @@ def open_harness(
         RecipeError: no folder of Hugging Face, or a folder with code.
     """
     _check_folder(folder)
-    from lm_eval import utils
+    with staged_folder(folder) as staged:
+        from lm_eval import utils  # only for a folder that passed
 
-    newline = utils.env.keep_trailing_newline
-    guarded = SandboxedEnvironment(undefined=utils.env.undefined, keep_trailing_newline=newline)
-    guarded.filters.update(utils.env.filters)
-    with (
-        contextlib.redirect_stdout(sys.stderr),
-        patch.object(utils, "env", guarded),
-        staged_folder(folder) as staged,
-    ):
-        yield Harness(folder, staged, compute, most_rows, task_manager(shipped=shipped))
+        newline = utils.env.keep_trailing_newline
+        guarded = SandboxedEnvironment(
+            undefined=utils.env.undefined, keep_trailing_newline=newline
+        )
+        guarded.filters.update(utils.env.filters)
+        with contextlib.redirect_stdout(sys.stderr), patch.object(utils, "env", guarded):
+            yield Harness(folder, staged, compute, most_rows, task_manager(shipped=shipped))
 
 
 def _accelerator() -> Any:

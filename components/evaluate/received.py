@@ -58,16 +58,16 @@ def staged_folder(folder: Path) -> Iterator[Path]:
     kept = {key: one for key, one in config.items() if key not in UNREAD or key in _ALSO}
     kept["dtype"] = config.get("dtype") or config.get("torch_dtype") or "float32"
     files, stored = _weights_of(folder)
+    for key, size in kept.items():
+        is_size = isinstance(size, int) and not any(word in key for word in _NOT_SIZES)
+        if is_size and size > stored:
+            problem = f"{size:,}, but the weights hold {stored:,} numbers"
+            raise RecipeError(f"{folder / FILE}: {key}", problem, FETCH)
+    if count_pieces(folder) is None:
+        raise RecipeError(str(folder), f"there is no {TOKENIZER}", FETCH)
     with tempfile.TemporaryDirectory() as aside:
-        for key, size in kept.items():
-            is_size = isinstance(size, int) and not any(word in key for word in _NOT_SIZES)
-            if is_size and size > stored:
-                problem = f"{size:,}, but the weights hold {stored:,} numbers"
-                raise RecipeError(f"{folder / FILE}: {key}", problem, FETCH)
         staged = Path(aside)
         (staged / FILE).write_text(json.dumps(kept))
-        if count_pieces(folder) is None:
-            raise RecipeError(str(folder), f"there is no {TOKENIZER}", FETCH)
         for name in (*files, INDEX, TOKENIZER, SENTENCEPIECE_FILE):
             if (folder / name).is_file():
                 (staged / name).symlink_to((folder / name).resolve())
