@@ -40,6 +40,7 @@ REMEDIES = {
     errno.ENOTDIR: "check the path: a part of it is a file, no folder",
     errno.EISDIR: "name a file",
     errno.ELOOP: "check the path: its links lead in a circle",
+    **dict.fromkeys((errno.EIO, errno.ESTALE), "ask who runs that file system"),
     errno.ENAMETOOLONG: "choose a shorter path",
 }
 

@@ -54,10 +54,16 @@ class ParquetFile(LocalFile):
 
         done, open_file = 0, pyarrow.parquet.ParquetFile
         try:
+            # A dictionary stays one: its values may be large, and each row may repeat one.
+            options: Any = {
+                "read_dictionary": [self.column],
+                "page_checksum_verification": True,
+            }
             with open_file(self.path, page_checksum_verification=True) as file:
                 self._check_strings(file.schema_arrow)
+            with open_file(self.path, **options) as file:
                 for batch in file.iter_batches(batch_size=ROWS, columns=[self.column]):
-                    yield from batch.column(0).to_pylist()
+                    yield from (value.as_py() for value in batch.column(0))
                     done += len(batch)
         except RecipeError:
             raise

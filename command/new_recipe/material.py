@@ -129,7 +129,11 @@ def bytes_per_token(
         return 0.25 * (pieces.bit_length() - 1)
     documents = chain.from_iterable(islice(one.documents(), 50) for one in text.files)
     texts = [one.text[:SAMPLE_CHARACTERS] for one in islice(documents, SAMPLE_DOCUMENTS)]
-    encoded = _open(tokenizer.folder / FILE).encode_batch(texts, add_special_tokens=False)
+    from components.data.tokenizer_file import panics_refused
+
+    engine = _open(tokenizer.folder / FILE)
+    with panics_refused(tokenizer.folder / FILE):
+        encoded = engine.encode_batch(texts, add_special_tokens=False)
     num_bytes = sum(len(one.encode()) for one in texts)
     return num_bytes / max(1, sum(len(one.ids) for one in encoded))
 
@@ -173,9 +177,10 @@ def read_tokenizer(folder: Path) -> GivenTokenizer:
 
 
 def _open(file: Path) -> Any:
-    from components.convert.tokenizer import open_engine  # loads SentencePiece, too
+    from components.convert.tokenizer import FETCH
+    from components.data.tokenizer_file import open_engine  # loads SentencePiece, too
 
-    return open_engine(file)
+    return open_engine(file, FETCH)
 
 
 def _read_settings(file: Path) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import ByteLevel
 
+from components.data.tokenizer_file import open_engine, open_pieces
 from components.errors import RecipeError
 
 FILE = "tokenizer.json"
@@ -34,7 +35,7 @@ def write_tokenizer(
         engine.save(str(target / FILE))
         shutil.copyfile(source / SENTENCEPIECE_FILE, target / SENTENCEPIECE_FILE)
     elif (source / FILE).is_file():
-        engine = open_engine(source / FILE)
+        engine = open_engine(source / FILE, FETCH)
         if _adds_nothing(engine):
             shutil.copyfile(source / FILE, target / FILE)
         else:
@@ -81,26 +82,10 @@ def _adds_nothing(engine: Tokenizer) -> bool:
 def count_pieces(folder: Path) -> int | None:
     """Count the pieces of the tokenizer in a folder; None if it has no tokenizer."""
     if (folder / FILE).is_file():
-        return int(open_engine(folder / FILE).get_vocab_size())
+        return int(open_engine(folder / FILE, FETCH).get_vocab_size())
     if (folder / SENTENCEPIECE_FILE).is_file():
-        return int(open_pieces(folder / SENTENCEPIECE_FILE).piece_size())
+        return int(open_pieces(folder / SENTENCEPIECE_FILE, FETCH).piece_size())
     return None
-
-
-def open_engine(file: Path) -> Tokenizer:
-    """Load ``tokenizer.json``, or raise a RecipeError if it is none."""
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the engine raises nothing more special
-        raise RecipeError(str(file), f"is not a tokenizer: {error}", FETCH) from error
-
-
-def open_pieces(file: Path) -> SentencePieceProcessor:
-    """Load a SentencePiece model, or raise a RecipeError if it is none."""
-    try:
-        return SentencePieceProcessor(model_file=str(file))
-    except (OSError, RuntimeError) as error:
-        raise RecipeError(str(file), f"is not a SentencePiece model: {error}", FETCH) from error
 
 
 def convert_sentencepiece(model: Path, section: Mapping[str, Any]) -> Tokenizer:
@@ -119,7 +104,7 @@ def convert_sentencepiece(model: Path, section: Mapping[str, Any]) -> Tokenizer:
         problem = f"{given}, cannot be converted exactly"
         remedy = "nfkc and identity can, with remove_extra_whitespaces=false"
         raise RecipeError("tokenizer.normalization_rule_name", problem, remedy)
-    processor = open_pieces(model)
+    processor = open_pieces(model, FETCH)
     # The pieces that are taken from a text whole come after the unknown one.
     roles = section["special_pieces"]
     special = [*dict.fromkeys(roles[role] for role in ("bos", "eos", "pad", "eod"))]

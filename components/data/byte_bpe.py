@@ -22,6 +22,7 @@ from tokenizers.trainers import BpeTrainer
 from components.data.engine_check import PROBES, check_end, check_engine
 from components.data.files import REBUILD, replace_atomically
 from components.data.tokenizer import Encode, Ids, Tokenizer, encode_in_parts
+from components.data.tokenizer_file import open_engine, panics_refused, trust
 from components.errors import RecipeError
 from components.ranges import Count
 
@@ -120,8 +121,10 @@ class ByteBPE(Tokenizer):
             AddedToken(piece, normalized=False, special=piece in self._special)
             for piece in self._last
         ])
+        content = engine.to_str(pretty=True).encode() + b"\n"
+        trust(content)
         with replace_atomically(folder / FILE_NAME) as file:
-            file.write(engine.to_str(pretty=True).encode() + b"\n")
+            file.write(content)
         self.load(folder)
 
     def load(self, folder: Path) -> None:
@@ -133,18 +136,15 @@ class ByteBPE(Tokenizer):
         path = folder / FILE_NAME
         if not path.is_file():
             raise RecipeError(str(path), "there is no tokenizer", REBUILD)
-        try:
-            content = path.read_text("utf-8")
-            engine = Engine.from_str(content)
-        except Exception as error:  # the engine raises nothing more special
-            raise RecipeError(str(path), f"is not a tokenizer ({error})", REBUILD) from error
+        engine = open_engine(path, REBUILD)
         self._check_size(path, engine.get_vocab_size())
         eod = self._settings["eod"]
         if engine.token_to_id(eod) != self.eod_id:
             raise RecipeError(str(path), f"does not give {eod} id {self.eod_id:,}", REBUILD)
         check_engine(str(path), engine)
         check_end(str(path), engine, eod)
-        self._engine, self._fast = engine, open_fast(content, engine)
+        self._engine = engine
+        self._fast = open_fast(path.read_text("utf-8"), engine)
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of each text, on ``RAYON_NUM_THREADS``; no special piece is added."""
@@ -152,9 +152,10 @@ class ByteBPE(Tokenizer):
 
     def _encode(self, texts: list[str]) -> list[Ids]:
         assert self._engine is not None, "train or load first"
-        if self._fast is not None:
-            return self._fast(texts)
-        encoded = self._engine.encode_batch_fast(texts, add_special_tokens=False)
+        with panics_refused(FILE_NAME):
+            if self._fast is not None:
+                return self._fast(texts)
+            encoded = self._engine.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -178,7 +179,8 @@ def open_fast(tokenizer_json: str, engine: Engine) -> Encode | None:
     if fastokens is None:
         return None
     try:
-        fast = fastokens.Tokenizer.from_json_str(tokenizer_json)
+        with panics_refused(FILE_NAME):
+            fast = fastokens.Tokenizer.from_json_str(tokenizer_json)
     except Exception:  # noqa: BLE001  # it names no error of its own for what it does not know
         return None
 

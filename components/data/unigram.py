@@ -15,6 +15,7 @@ import sentencepiece
 
 from components.data.files import REBUILD, replace_atomically
 from components.data.tokenizer import Ids, Tokenizer, encode_in_parts
+from components.data.tokenizer_file import open_pieces, trust
 from components.errors import RecipeError
 from components.ranges import Count, Share
 
@@ -114,6 +115,7 @@ class Unigram(Tokenizer):
             )
         except RuntimeError as error:
             raise failures[0] if failures else self._explain(str(error)) from error
+        trust(model.getvalue())
         with replace_atomically(folder / FILE_NAME) as file:
             file.write(model.getvalue())
         self.load(folder)
@@ -127,14 +129,7 @@ class Unigram(Tokenizer):
         path = folder / FILE_NAME
         if not path.is_file():
             raise RecipeError(str(path), "there is no tokenizer", REBUILD)
-        content = path.read_bytes()
-        try:
-            # An empty model would load, and only complain on standard error.
-            processor = content and sentencepiece.SentencePieceProcessor(model_proto=content)
-        except RuntimeError:
-            processor = None
-        if not processor:
-            raise RecipeError(str(path), "is not a SentencePiece model", REBUILD)
+        processor = open_pieces(path, REBUILD)
         self._check_size(path, processor.piece_size())
         for key, found, stated in self._described(processor):
             if found != stated:

@@ -32,11 +32,12 @@ from components.checkpoint.loading import CheckpointChoice
 from components.checkpoint.metadata import Marker, RunProgress
 from components.config.schema.recipe import Recipe
 from components.convert.reading import load_weights
-from components.convert.tokenizer import open_engine, open_pieces
+from components.convert.tokenizer import FETCH
 from components.data.byte_bpe import FILE_NAME as BYTE_BPE
 from components.data.manifest import Manifest, SourceRecord
 from components.data.samples import HeldOutWindows
 from components.data.token_file import TokenFileRecord
+from components.data.tokenizer_file import open_engine, open_pieces
 from components.data.unigram import FILE_NAME as UNIGRAM
 from components.distributed.devices import compute_dtype, device_type
 from components.engine.microbatch_forward import autocast_to, number_documents
@@ -44,6 +45,7 @@ from components.errors import RecipeError
 from components.json_file import strict
 from components.report.measurements import EVALUATE_AGAIN
 from components.run.folder import RunFolder
+from components.run.ownership import is_own
 from components.run.provenance import describe_environment
 from components.run.records import read_checked
 from components.run.reported import EvaluationRecord
@@ -84,10 +86,10 @@ def read_text_bytes(folder: Path, *, eod_id: int) -> TextBytes | None:
     whose length nobody knows.
     """
     if (folder / UNIGRAM).is_file():
-        pieces = open_pieces(folder / UNIGRAM)
+        pieces = open_pieces(folder / UNIGRAM, FETCH)
         by_id, encoded = _of_unigram(pieces), pieces.encode("x")
     elif (folder / BYTE_BPE).is_file():
-        engine = open_engine(folder / BYTE_BPE)
+        engine = open_engine(folder / BYTE_BPE, FETCH)
         by_id = _of_byte_bpe(engine)
         encoded = engine.encode("x", add_special_tokens=False).ids
     else:
@@ -230,7 +232,7 @@ def versions(*packages: str) -> Tree:
     return kept | {name: version(name) for name in ("torch", *packages)}
 
 
-def read_manifest(folder: RunFolder) -> tuple[Path, Manifest]:
+def read_manifest(folder: RunFolder, recipe: Recipe) -> tuple[Path, Manifest]:
     """Open the prepared data of a run.
 
     Raises:
@@ -242,6 +244,14 @@ def read_manifest(folder: RunFolder) -> tuple[Path, Manifest]:
     if manifest.key != kept.key:
         problem = f"its key is {manifest.key}, the run read {kept.key}"
         raise RecipeError(str(data), problem, f"put the run's data back into {data.parent}")
+    own = is_own(folder.recipe)  # of another's run, files are read below this folder only
+    manifest.check_recipe(
+        data,
+        names=recipe.data.names,
+        vocab_size=int(recipe.tokenizer["vocab_size"]),
+        tokens=recipe.data.token_patterns if own else ("*",),
+        root="*" if own else None,
+    )
     return data, manifest
 
 

@@ -27,7 +27,6 @@ report.html        all of the above for a person
 """
 
 import json
-import os
 import re
 from contextlib import suppress
 from datetime import datetime
@@ -37,6 +36,7 @@ from typing import Any
 from components.config.schema.recipe import Recipe, read_recipe
 from components.config.suggestions import nearest
 from components.config.user_overrides import differences, leaves
+from components.data.files import write_atomically
 from components.errors import RecipeError
 from components.json_file import read_mapping
 from components.run.ownership import check_links, seal_of, sign
@@ -45,7 +45,7 @@ from components.run.records import DataRecord, Ending, R, read_record
 SEALED = frozenset({"recipe.json", "data.json"})
 KEPT = re.compile(r"recipe-before-step-([0-9]{1,18})\.json")
 BEGUN = re.compile(
-    r"checkpoints|submit\.lock|derived\.json|\.(derived|recipe)\.json[\w.]*\.\d+"
+    r"checkpoints|submit\.lock|derived\.json|\.(derived|recipe)\.json(\.\w+)?\.\d+(\.partial)?"
 )
 ANY_RUN = "name a folder that a run wrote: each says its own where it starts"
 
@@ -91,9 +91,7 @@ class RunFolder:
     def write_json(self, name: str, tree: dict[str, Any]) -> None:
         """Write beside, then rename: a reader never sees half a file."""
         file = self.path / name
-        beside = file.with_name(f".{file.name}.{os.getpid()}")
-        beside.write_text(json.dumps(tree, indent=1, allow_nan=False) + "\n", "utf-8")
-        beside.replace(file)
+        write_atomically(file, json.dumps(tree, indent=1, allow_nan=False) + "\n")
         if name in SEALED:
             sign(file)
 
@@ -148,7 +146,7 @@ def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
     try:
         _begin(folder, recipe)
     except OSError as error:
-        problem = f"cannot make {folder.path}: {error}"
+        problem = f"cannot make {folder.path}: {error.strerror}"
         raise RecipeError("run", problem, "choose another") from None
     return folder
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from command.arguments import Arguments
 from command.compose import compose_recipe
+from components.data.files import create_folder
 from components.errors import RecipeError
 from components.terminal import say, tell
 
@@ -42,12 +43,11 @@ def run(arguments: Arguments) -> None:
     asked = " ".join(arguments.words)
     engine = importlib.import_module(f"{__name__}.{arguments.engine.replace('-', '_')}")
     emitted: TrainerFiles = engine.write(recipe, asked)
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise RecipeError("file", f"{folder} exists", "name another folder") from None
-    for name, text in emitted.files.items():
-        (folder / name).write_text(text, "utf-8")
+    if folder.exists():
+        raise RecipeError("file", f"{folder} exists", "name another folder")
+    with create_folder(folder) as unfinished:
+        for name, text in emitted.files.items():
+            (unfinished / name).write_text(text, "utf-8")
     for note in emitted.notes:
         say(f"note: {note}")
     say(f"in that folder: {emitted.start}")

@@ -1,6 +1,5 @@
 """Check all that a login node can, write the run folder and its job, and hand it over."""
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from components.config.resolve import check_continues
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe, read_recipe
 from components.config.user_overrides import differences, leaves
+from components.data.files import write_atomically
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.tree import plan_tree
@@ -173,9 +173,7 @@ def _submit(folder: RunFolder, ready: Ready, after: str | None) -> str:
     for name in ("jobs", "ranks"):
         (folder.path / name).mkdir(exist_ok=True)
     jobs = Jobs(folder)
-    beside = jobs.script.with_suffix(f".{os.getpid()}")
-    beside.write_text(render(settings), "utf-8")
-    beside.replace(jobs.script)
+    write_atomically(jobs.script, render(settings))
     check_present(ready.scheduler, jobs.script)
     # Told first: a job may begin before its id is known here.
     jobs.note(SubmitEvent(at=now(), words=tuple(words), jobs=settings.jobs))

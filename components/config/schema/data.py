@@ -186,3 +186,8 @@ class DataSection(Section):
             return tuple(self.sources)
         later = (name for phase in self.phases.values() for name in phase.shares)
         return tuple(dict.fromkeys([*self.shares, *later]))
+
+    @property
+    def token_patterns(self) -> tuple[str, ...]:
+        """The prefixes and patterns of all token files that are read in place."""
+        return tuple(one for source in self.sources.values() for one in source.tokens)

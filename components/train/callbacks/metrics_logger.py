@@ -1,6 +1,7 @@
 """Metrics logger: steps, held-out losses, energy into ``metrics.jsonl`` and TensorBoard."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +37,16 @@ MOST_WITHOUT_ENERGY = 256  # lines: there is one of energy for every few steps
 _log = logging.getLogger(__name__)
 
 
+_thread_ended = threading.excepthook
+
+
+def _hear_thread(failure: threading.ExceptHookArgs) -> None:
+    """Print no traceback of TensorBoard's thread: its error is raised at the next call."""
+    is_writer = type(failure.thread).__name__ == "_AsyncWriterThread"
+    if not (is_writer and isinstance(failure.exc_value, OSError)):
+        _thread_ended(failure)
+
+
 class Curves:
     """Write scalars into event files below ``folder``; no run ends for want of them.
 
@@ -44,6 +55,7 @@ class Curves:
     """
 
     def __init__(self, *, folder: Path) -> None:
+        threading.excepthook = _hear_thread
         self._folder = folder
         self._writer: SummaryWriter | None = None
         if SummaryWriter is None:

@@ -280,7 +280,7 @@ def test_a_missing_file_is_refused(tmp_path):
 @pytest.mark.parametrize("content", ["", "not a tokenizer", "{}"])
 def test_something_else_in_its_place_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(RecipeError, match=r"tokenizer\.json: is not a tokenizer \("):
+    with pytest.raises(RecipeError, match=r"tokenizer\.json: is not a tokenizer: "):
         make().load(tmp_path)
 
 
