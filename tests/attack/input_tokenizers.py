@@ -104,8 +104,8 @@ def _set_post_processor(tree: Tree, random: Random) -> None:
         processors.TemplateProcessing(single=f"{EOD} $A", special_tokens=[(EOD, start)]),
         processors.TemplateProcessing(single=f"$A {EOD}", special_tokens=[(EOD, start)]),
         processors.ByteLevel(trim_offsets=True),
-        processors.RobertaProcessing(sep=(EOD, start), cls=(EOD, start)),
-        processors.BertProcessing(sep=(EOD, start), cls=(EOD, start)),
+        processors.RobertaProcessing((EOD, start), (EOD, start)),
+        processors.BertProcessing((EOD, start), (EOD, start)),
     ))
     tree["post_processor"] = json.loads(engine.to_str())["post_processor"]
 
