@@ -74,7 +74,7 @@ def array_settings(
         "venv": venv,
         "repository": script.plain(str(repository), "repository"),
         "command": work.command(python),
-        "logs": script.plain(str(work.logs), work.kind),
+        "logs": script.output_folder(work.logs, work.kind, cluster.scheduler),
         "container_text": container_text(site, user, str(repository)),
         "container_path": container_path(work.logs),
     }
@@ -157,16 +157,15 @@ class OnQueue:
         """
         scheduler = scheduler_of(self.recipe.cluster)
         check_present(scheduler, None)
-        job, array = None, read_array(folder)
-        if array is not None and array.job is not None:
-            check_id(scheduler, array.job, folder / FILE_NAME)
-            queued = states_of(scheduler, array.job, folder / "jobs")
-            job = array.job if queued else None  # a part is
-        if job is None:
+        array = read_array(folder)
+        job = "" if array is None else array.job or ""  # unknown: its answer was lost
+        if job:
+            check_id(scheduler, job, folder / FILE_NAME)
+        if array is not None and states_of(scheduler, job, folder / "jobs"):  # a part is queued
+            say(f"{folder.name}: {job or 'an array'} is queued already")
+        else:
             job = self._submit(folder, tasks)
             say(f"{folder.name}: submitted {job}; if this is stopped, the same command goes on")
-        else:
-            say(f"{folder.name}: {job} is queued already")
         if not self.preparation.wait:
             remedy = "the same command goes on when it has ended"
             raise QueuedError(str(folder), f"{job} is queued", remedy)

@@ -20,7 +20,16 @@ from cluster.chain import JobAttempt
 from cluster.chain_events import EndedEvent, QueuedEvent, ReadmittedEvent
 from cluster.decisions import expired, good_nodes, open_job, queues_next
 from cluster.names import fold_names
-from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell, tell_end
+from cluster.records import (
+    Jobs,
+    heading,
+    now,
+    ranks_log,
+    remove_logs,
+    saved_tokens,
+    tell,
+    tell_end,
+)
 from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
 from components.config.schema.recipe import read_recipe
 from components.fault_tolerance.failures import forget_errors, read_errors
@@ -42,7 +51,7 @@ def begin(
     chain = jobs.chain()
     place = scheduler.place(seen)
     if again:
-        good = good_nodes(chain)
+        good = good_nodes(chain, place.job)
         place = replace(place, nodes=tuple(node for node in place.nodes if node in good))
     opening = open_job(
         chain,
@@ -65,12 +74,13 @@ def begin(
         _tell_relaunch(jobs, place.nodes)
     else:
         folder.stop.unlink(missing_ok=True)  # the wall of this job may have asked for it since
+        remove_logs(jobs)
     folder.results.unlink(missing_ok=True)
     forget_errors(folder.path / "ranks")
     forget_verdict(folder.path)
     list_hosts(folder, HOSTS, place.nodes)
     list_hosts(folder, CHOSEN, place.nodes[: recipe.cluster.nodes])  # preflight chooses better
-    record = now_known.current[-1]
+    record = now_known.newest_of(place.job)
     title = heading(record)
     say(f"{title}: from {record.tokens_at_begin:,} tokens on {fold_names(record.nodes)}")
     _readmit_expired(scheduler, jobs)
@@ -151,7 +161,7 @@ def _check_launcher(scheduler: Scheduler, jobs: Jobs, record: JobAttempt) -> int
             why=why,
         )
     )
-    tell_end(jobs.folder, jobs.chain().current[-1])
+    tell_end(jobs.folder, jobs.chain().newest_of(record.job))
     say(f"failed: {why}")
     return 1
 

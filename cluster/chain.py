@@ -17,7 +17,7 @@ FATES: Mapping[Fate, str] = {
     "failed": "ended without a word: its script failed",
     "put back": "was put back into the queue",
     "node": "was lost with one of its nodes",
-    "cancelled": "was cancelled in the queue, by scancel or qdel",
+    "cancelled": "was cancelled by scancel or qdel",
     "gone": "ended without a word: killed, or lost with its node",
 }
 
@@ -49,6 +49,7 @@ class JobAttempt:
     ended: str | None = None  # stopped, finished, failed; lost: others tell
     why: str = ""
     bad_nodes: tuple[str, ...] = ()
+    failed_nodes: tuple[str, ...] = ()  # where it failed first, to blame or not
     bad_step: int | None = None  # whose figures were not finite
     fate: Fate | None = None
 
@@ -84,6 +85,11 @@ class ChainState:
         """The attempt that has begun and of which no end is known."""
         newest = self.current[-1] if self.current else None
         return newest if newest is not None and newest.ended is None else None
+
+    def newest_of(self, job: str | None) -> JobAttempt:
+        """Return the newest attempt of ``job``, or of any job if that one has none."""
+        own = [one for one in self.attempts if one.job == job]
+        return (own or self.attempts)[-1]
 
     @property
     def jobs_left(self) -> int | None:

@@ -142,6 +142,7 @@ class EndedEvent(ChainEvent):
     ended: str
     why: str = ""
     bad_nodes: Texts = ()
+    failed_nodes: Texts = ()
     bad_step: Natural | None = None
 
     def change(self, chain: ChainState) -> ChainState:
@@ -153,6 +154,7 @@ class EndedEvent(ChainEvent):
             ended=self.ended,
             why=self.why,
             bad_nodes=self.bad_nodes,
+            failed_nodes=self.failed_nodes,
             bad_step=self.bad_step,
         )
 

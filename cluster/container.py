@@ -56,6 +56,8 @@ def container_text(site: Site, user: User, repository: str) -> str | None:
         "[annotations]",
         *(f"{name} = {_quoted(text)}" for name, text in found.annotations.items()),
         "[env]",
+        # The image's own PYTHONPATH may win; the clone is the working folder there.
+        'PYTHONSAFEPATH = ""',
         *(
             f"{name} = {_quoted(variable.value)}  # {variable.reason}"
             for name, variable in site.environment.items()

@@ -90,9 +90,9 @@ def why_over(chain: ChainState, *, saved: int, finished: bool) -> str:
     return ""
 
 
-def good_nodes(chain: ChainState) -> tuple[str, ...]:
-    """Name the nodes of the attempt that ended last, but for those its job has found bad."""
-    newest = chain.current[-1]
+def good_nodes(chain: ChainState, job: str | None = None) -> tuple[str, ...]:
+    """Name the nodes of a job's newest attempt, but for those that the job has found bad."""
+    newest = chain.newest_of(job)
     of_job = [one for one in chain.current if one.job == newest.job]
     bad = {_short(node) for one in of_job for node in one.bad_nodes}
     return tuple(node for node in newest.nodes if _short(node) not in bad)
@@ -101,6 +101,7 @@ def good_nodes(chain: ChainState) -> tuple[str, ...]:
 def why_not_relaunched(
     chain: ChainState,
     *,
+    job: str | None = None,
     restarts: int,
     needed: int,
     saved: int,
@@ -115,7 +116,7 @@ def why_not_relaunched(
     """
     if why := why_over(chain, saved=saved, finished=False):
         return why
-    job = chain.current[-1].job
+    job = chain.newest_of(job).job
     failed = sum(one.job == job and one.ended == "failed" for one in chain.current)
     if failed > restarts:
         return f"it has launched its ranks {failed} times (watchdog.restarts={restarts})"
@@ -123,7 +124,7 @@ def why_not_relaunched(
         return "it was asked to stop"
     if seconds_left < LAUNCH_SECONDS:
         return f"its wall is near: {max(0, round(seconds_left))} s are left to train"
-    if (good := len(good_nodes(chain))) < needed:
+    if (good := len(good_nodes(chain, job))) < needed:
         return f"{good} of its nodes are good, {needed} are needed"
     return ""
 
@@ -153,7 +154,8 @@ def why_no_node(chain: ChainState, step: int, nodes: Sequence[str]) -> str:
     )
     return (
         f"step {step} was not finite on {first} and then on {now}, so it is the step's data "
-        "or the recipe: submit again with guard.non_finite.action=skip, or a lower optimizer.lr"
+        "or the recipe: submit again with guard.non_finite.action=skip; a lower optimizer.lr "
+        "needs a new run"
     )
 
 

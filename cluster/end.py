@@ -6,9 +6,11 @@ that was killed the launcher speaks. A script that can launch the ranks again sa
 SECONDS are left to train, and does so by status 75.
 """
 
+import glob
+import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,12 +24,14 @@ from cluster.decisions import (
     why_no_node,
     why_not_relaunched,
 )
+from cluster.launcher_log import LauncherReport, as_listed, read_launcher_log, suspected
 from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell, tell_end
 from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
-from components.fault_tolerance.failures import read_errors
+from components.fault_tolerance.failures import CUT_SHORT, RankError, read_errors
 from components.fault_tolerance.soft_failure import soft_failure
+from components.json_file import open_regular
 from components.preflight.copies import failed_copies
 from components.preflight.verdict import (
     ANSWER,
@@ -36,20 +40,13 @@ from components.preflight.verdict import (
     read_hosts,
     read_verdict,
 )
+from components.run.event_log import job_name
 from components.run.folder import RunFolder
 from components.run.writer_lock import TRAINED
 from components.terminal import say
 
-# `srun: error: NODE: task 5: Killed`, and PALS: `NODE: rank 5 died from signal 9`.
-_LAUNCHER = re.compile(
-    r"^(?:srun: error: )?(?P<node>[\w.-]+): "
-    r"(?:tasks?|rank) (?P<rank>\d+)[\d,-]*:? (?P<what>.+)$",
-    re.MULTILINE,
-)
 # Slurm's own word for a node that no longer answers, which may take it minutes.
 _LOST = re.compile(r"^srun: error: Node failure on (?P<node>[\w.-]+)", re.MULTILINE)
-_KILLED = re.compile(r"Killed|Bus error|Segmentation fault|Aborted|died from signal (?!15)")
-_ASKED_TO_END = re.compile(r"Terminated|signal 15|Force Terminated")
 # What a device or a node is guilty of, and not the program. HIP's words for its errors are
 # CUDA's but for a device that is gone and a GPU that hangs.
 _HARDWARE = re.compile(
@@ -59,10 +56,9 @@ _HARDWARE = re.compile(
 )
 # What AMD's runtime writes before it aborts a rank, which then raises nothing: of a device that
 # hangs or breaks, or of an address that is none, which is the program's doing.
-_LAST_WORDS = re.compile(
-    rb"^(?:HW Exception|(?P<program>Memory access fault)) by GPU node-.*$", re.MULTILINE
-)
-_TAIL_BYTES = 4_096
+_LAST_WORDS = re.compile(r"^(?:HW Exception|(?P<program>Memory access fault)) by GPU node-.*$")
+_LABEL = re.compile(r" *(\d+): (.*)")  # srun's, before each line of a rank
+_TAIL_BYTES = 1 << 18  # of a log that the ranks of a node share
 _LONGEST = 500
 RELAUNCH = 75  # EX_TEMPFAIL of sysexits.h: try again; ranks end with 4 when they hang
 Verdict = PreflightVerdict | None
@@ -88,7 +84,8 @@ def end(run: Path, status: int, seconds_left: float | None = None) -> int:
     folder = RunFolder(run)
     jobs, recipe = Jobs(folder), read_recipe(folder.recipe)
     scheduler = scheduler_of(recipe.cluster)
-    record, verdict = jobs.chain().attempts[-1], read_verdict(folder)
+    own = job_name(os.environ)
+    record, verdict = jobs.chain().newest_of(own), read_verdict(folder)
     left_out = verdict.bad if verdict and not verdict.of_all else ()
     ended = folder.ended
     failure = Failure(why="") if ended else _failure(jobs, recipe, record, verdict, status)
@@ -103,10 +100,11 @@ def end(run: Path, status: int, seconds_left: float | None = None) -> int:
         ended=ended or "failed",
         why=failure.why,
         bad_nodes=bad,
+        failed_nodes=failure.nodes,
         bad_step=failure.bad_step,
     )
     jobs.note(told)
-    record = jobs.chain().attempts[-1]
+    record = jobs.chain().newest_of(own)
     tell_end(folder, record)
     say(f"{ended} at {told.tokens:,} tokens" if ended else f"failed: {failure.why}")
     if failure.of_user:
@@ -129,6 +127,7 @@ def _relaunches(jobs: Jobs, recipe: Recipe, seconds_left: float) -> bool:
     chain = jobs.chain()
     why = why_not_relaunched(
         chain,
+        job=job_name(os.environ),
         restarts=recipe.watchdog.restarts,
         needed=recipe.cluster.nodes,
         saved=saved_tokens(jobs.folder),
@@ -173,61 +172,100 @@ def _failure(
 def find_failure(
     *, ranks: Path, log: str, nodes: Sequence[str], per_node: int, status: int
 ) -> Failure:
-    """Look at error files below ``ranks``, then at what the launcher said in ``log``."""
-    kills = (m for m in _LAUNCHER.finditer(log) if _KILLED.search(m["what"]))
-    killed = next((m for m in kills if not _ASKED_TO_END.search(m["what"])), None)
-    error = next(iter(read_errors(ranks)), None)
+    """Look at error files below ``ranks``, then at what the launcher said in ``log``.
+
+    A launch that failed on some nodes comes first: ranks that were started only wait for them.
+    """
+    report = read_launcher_log(log, nodes=nodes, per_node=per_node)
+    errors = read_errors(ranks)
+    error = errors[0] if errors else None
     if (lost := _LOST.search(log)) and not (error is not None and error.is_own):
-        left_out = _as_listed([lost["node"]], nodes)
+        left_out = as_listed([lost["node"]], nodes)
         return Failure(why=f"node {lost['node']} was lost", nodes=left_out, of_node=True)
-    if error is not None and (error.is_own or killed is None):
-        text = error.message
-        if (soft := soft_failure(text)) is not None:
-            places = {rank // per_node for rank in soft.ranks}
-            named = tuple(node for place, node in enumerate(nodes) if place in places)
-            named = () if len(named) == len(nodes) > 1 else named  # all: it is none of them
-            why = soft.text[:_LONGEST]
-            return Failure(why=why, nodes=named, of_node=True, bad_step=soft.step)
-        place = error.rank // per_node
-        return Failure(
-            why=f"rank {error.rank}: {text[:_LONGEST]}",
-            nodes=tuple(nodes[place : place + 1]),
-            of_node=bool(_HARDWARE.search(text)),
-            # Ranks that outlived their job hold the folder: the next may be luckier.
-            of_user=text.startswith(f"{RecipeError.__name__}: ") and TRAINED not in text,
-        )
-    if killed is not None:
-        why = f"rank {int(killed['rank'])} on {killed['node']}: {killed['what'].strip()}"
-        node = next((node for node in nodes if node.split(".")[0] in killed["node"]), None)
-        words = _last_words(ranks, int(killed["rank"]))
-        if words is not None:
-            why = f"{why}: {words[0].decode(errors='replace')}"[:_LONGEST]
-        of_node = words is None or words["program"] is None
-        return Failure(why=why, nodes=() if node is None else (node,), of_node=of_node)
-    return Failure(why=f"exit status {status}, and no rank said why")
+    if report.not_launched:
+        why = report.complaint[:_LONGEST]
+        return Failure(why=why, nodes=report.not_launched, of_node=True)
+    if error is not None and error.is_own:
+        return _of_error(error, report, ranks, nodes, per_node)
+    if any(one.is_killed for one in report.endings):
+        return _of_killed(report, ranks, nodes)
+    error = next((one for one in errors if one.message == CUT_SHORT), error)
+    if error is not None:
+        found = _of_error(error, report, ranks, nodes, per_node)
+        why = f"{report.complaint}; {found.why}" if report.complaint else found.why
+        return replace(found, why=why[:_LONGEST])
+    why = report.complaint[:_LONGEST] or "no rank said why"
+    return Failure(why=f"exit status {status}, and {why}")
 
 
-def _last_words(ranks: Path, rank: int) -> re.Match[bytes] | None:
-    """Find what a rank's runtime wrote last into the newest of the rank's logs."""
-    logs = [one for one in ranks.glob(f"*-{rank}.log") if "preflight" not in one.name]
+def _of_error(
+    error: RankError, report: LauncherReport, ranks: Path, nodes: Sequence[str], per_node: int
+) -> Failure:
+    """Take the reason from a rank's error file, or from its log where the disk was full."""
+    text, place = error.message, error.rank // per_node
+    if (soft := soft_failure(text)) is not None:
+        places = {rank // per_node for rank in soft.ranks}
+        named = [node for number, node in enumerate(nodes) if number in places]
+        why, left_out = soft.text[:_LONGEST], suspected(named, nodes)
+        return Failure(why=why, nodes=left_out, of_node=True, bad_step=soft.step)
+    own = tuple(nodes[place : place + 1])
+    if text == CUT_SHORT:
+        lines = _last_lines(ranks, own[0], error.rank) if own else []
+        text = next((line for line in reversed(lines) if line[:1].strip()), text)
+    mendable = any(
+        one.is_mendable for one in report.endings if as_listed([one.node], nodes) == own
+    )
+    # Ranks that outlived their job hold the folder: the next may be luckier.
+    mistake = text.startswith(f"{RecipeError.__name__}: ") or mendable
+    return Failure(
+        why=f"rank {error.rank}: {text[:_LONGEST]}",
+        nodes=own,
+        of_node=bool(_HARDWARE.search(text)),
+        of_user=mistake and TRAINED not in text,
+    )
+
+
+def _of_killed(report: LauncherReport, ranks: Path, nodes: Sequence[str]) -> Failure:
+    """Blame the node of a rank that died, unless the run filled its memory.
+
+    All nodes have the same work, but the first one, whose rank also writes: where the memory of
+    one other node alone was full, something else on it may have filled it.
+    """
+    killed = [one for one in report.endings if one.is_killed]
+    first, why = killed[0], str(killed[0])
+    named = as_listed([first.node], nodes)
+    if report.is_out_of_memory:
+        every = as_listed([one.node for one in killed], nodes)
+        why += "" if "Memory" in first.what else " (the memory of its node was full)"
+        return Failure(why=why, nodes=named, of_node=len(every) == 1 and every != (*nodes[:1],))
+    found = map(_LAST_WORDS.match, reversed(_last_lines(ranks, first.node, first.rank)))
+    words = next((one for one in found if one is not None), None)
+    if words is not None:
+        why = f"{why}: {words[0]}"[:_LONGEST]
+    return Failure(why=why, nodes=named, of_node=words is None or words["program"] is None)
+
+
+def _last_lines(ranks: Path, node: str, rank: int | None) -> list[str]:
+    """Read the last lines of a rank in the newest log of its node, or of its own."""
+    names = (node.partition(".")[0], rank)  # jobs of earlier versions have a log for each rank
+    found = (log for name in names for log in ranks.glob(f"*-{glob.escape(str(name))}.log"))
+    logs = [one for one in found if "preflight" not in one.name]
     newest = max(logs, key=lambda log: log.stat().st_mtime_ns, default=None)
     if newest is None:
-        return None
-    with newest.open("rb") as stream:
+        return []
+    with open_regular(newest) as stream:
         stream.seek(max(0, newest.stat().st_size - _TAIL_BYTES))
-        return next(reversed([*_LAST_WORDS.finditer(stream.read())]), None)
-
-
-def _as_listed(said: Iterable[str], nodes: Sequence[str]) -> tuple[str, ...]:
-    """Give nodes the names that the scheduler knows: some call themselves by their domain."""
-    known = {node.partition(".")[0] for node in said}
-    return tuple(node for node in nodes if node.partition(".")[0] in known)
+        lines = stream.read().decode(errors="replace").splitlines()
+    if newest.stem.endswith(f"-{rank}"):
+        return lines
+    labelled = map(_LABEL.fullmatch, lines)
+    return [one[2] for one in labelled if one is not None and int(one[1]) == rank]
 
 
 def copies_failure(failed: Mapping[str, str], nodes: Sequence[str]) -> Failure:
     """Name the nodes without a copy of Python; what no node can take is no node's fault."""
     reasons = " | ".join(f"{node}: {why}" for node, why in failed.items())
-    named = _as_listed(failed, nodes)
+    named = as_listed(failed, nodes)
     shared = len(failed) == len(nodes) > 1
     why = f"copies: {reasons}"[:_LONGEST]
     return Failure(why=why, nodes=named, of_node=not shared, of_user=shared)

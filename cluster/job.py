@@ -123,7 +123,7 @@ class JobSettings:
         if self.cluster.imports == "shared":
             return self.task_python
         found = "python" if self.user.image is None else self.own_python
-        return f'{ON_NODE} PYTHONPATH="$node/code:$PWD${{PYTHONPATH:+:$PYTHONPATH}}" {found}'
+        return f'{ON_NODE} PYTHONPATH="$node/code:$PYTHONPATH" {found}'
 
     @property
     def walltime(self) -> str:
@@ -191,14 +191,22 @@ def job_settings(
         caches=cache_variables(cluster.device),
         allocator=allocator_settings(cluster.device),
         repository=script.plain(str(repository), "repository"),
-        run=script.plain(str(run), "run"),
+        run=script.output_folder(run, "run", cluster.scheduler),
         container_text=container.container_text(site, user, str(repository)),
         container_path=container.container_path(run / "jobs"),
         on_each=tuple(scheduler.on_each(Path("$run", HOSTS), each, site.launch)),
         has_children=bool(recipe.children),
         missing=tuple(script.missing_of(recipe, user, slot.name)),
-        notes=notes,
+        notes=(*notes, *_cores_note(cluster, site)),
     )
+
+
+def _cores_note(cluster: Cluster, site: Site) -> tuple[str, ...]:
+    """Say that each rank gets one core of its node, where nothing asks Slurm for more."""
+    words = (*site.directives, *site.launch)
+    more = any(word.startswith(("--cpus-per-", "--exclusive")) for word in words)
+    told = cluster.scheduler != "slurm" or site.binding.cores_per_rank or more
+    return () if told else (_ONE_CORE,)
 
 
 def _local_folder(recipe: Recipe) -> str | None:
@@ -273,6 +281,10 @@ def _chain(
     return needed, needed, notes
 
 
+_ONE_CORE = (
+    "cluster.site.binding.cores_per_rank: not set, so Slurm gives each rank one core; set it, "
+    "or add --exclusive to cluster.site.directives"
+)
 _UNPLANNED = (
     "cluster.jobs: the plan lacks figures of this cluster, so nobody knows how many jobs the "
     "run needs; one is written, set cluster.jobs=... for a chain"

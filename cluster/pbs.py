@@ -8,7 +8,7 @@ from pathlib import Path
 from cluster.asking import ask, ask_unless_gone
 from cluster.chain import Fate
 from cluster.names import fold_names
-from cluster.scheduler import JobPlace, JobState, SchedulerError, check_own
+from cluster.scheduler import JobPlace, JobState, SchedulerError, is_own, user_name
 
 # Letters of `qstat`: PBS Professional Reference Guide, "Job States" (openpbs.org).
 _RUNNING_LETTERS = ("R", "E", "B")
@@ -29,11 +29,12 @@ _LETTERS = {
     "T": "is being moved to another queue or server",
     "Q": "waits for its turn; the scheduler has not said why",
 }
+_LISTINGS = 5  # a job may end between the list of ids and the question about them
 Tree = Mapping[str, object]
 
 
 class Pbs:
-    """Manual: https://openpbs.org. Of a chain any job's id leads to those after it."""
+    """Manual: https://openpbs.org."""
 
     name = "PBS"
     program = "qsub"
@@ -110,46 +111,40 @@ class Pbs:
         return ["mpiexec", *each, *launch, "--cpu-bind", "none", "--no-abort-on-failure"]
 
     def _jobs(self, chain: str, logs: Path) -> list[Tree]:
-        """Follow a chain from one of its jobs through those that wait for one another.
-
-        Another run may wait for this one; its output goes to another folder. Of an array,
-        ``ID[]``, these are its elements.
-        """
-        if "[]" in chain:
-            elements = self._ask(chain, "-t") or {}
-            for element in elements.values():
-                _check_own(chain, element, logs)
-            return [{**one, "id": job} for job, one in elements.items() if job != chain]
+        """List the jobs, in the order of the queue; of an array, ``ID[]``, its elements."""
+        for _ in range(_LISTINGS):
+            ids = sorted(ask(["qselect", "-u", user_name()]).split(), key=_number)
+            if not ids:
+                return []
+            if (known := self._ask(*ids)) is not None:
+                break
+        else:
+            raise SchedulerError("qstat: jobs end faster than they are listed")
         found: list[Tree] = []
-        waiting, asked = [chain], set[str]()
-        while waiting:
-            job = waiting.pop(0)
-            if job in asked:  # jobs may wait for several, or for each other
+        for job, tree in known.items():
+            user, output = _source(tree)
+            outputs = (Path(output),)
+            if not is_own(job, user=user, outputs=outputs, logs=logs, known=job == chain):
                 continue
-            asked.add(job)
-            if (tree := self._describe(job)) is None:
-                continue
-            if job == chain:
-                _check_own(chain, tree, logs)
-            if not found or _source(found[0]) == _source(tree):
-                found.append({**tree, "id": job})
-                waiting += _successors(tree)
+            elements = self._ask("-t", job) or {} if "[]" in job else {job: tree}
+            found += [{**one, "id": name} for name, one in elements.items() if "[]" not in name]
         return found
 
     def _describe(self, job: str) -> Tree | None:
         found = self._ask(job)
         return None if found is None else found.popitem()[1]
 
-    def _ask(self, job: str, *more: str) -> dict[str, Tree] | None:
-        """Ask with the history of jobs, and where the site keeps none for the queue alone.
+    def _ask(self, *words: str) -> dict[str, Tree] | None:
+        """Describe jobs, with the history where the site keeps one; None if one is gone.
 
         Without history ``qstat -x`` succeeds: its JSON has no ``Jobs``, and why is on standard
         error.
         """
-        words = [*more, "-f", "-F", "json", job]
+        flags, ids = words[: words[0] == "-t"], words[words[0] == "-t" :]
         said = ""
         for options in (["-x"], []):
-            answer = ask_unless_gone(["qstat", *options, *words], _GONE)
+            command = ["qstat", *options, *flags, "-f", "-F", "json", *ids]
+            answer = ask_unless_gone(command, _GONE)
             if answer is None:
                 return None
             said = answer
@@ -160,7 +155,7 @@ class Pbs:
                     return dict(jobs)
             except (ValueError, AttributeError):
                 break
-        raise SchedulerError(f"qstat: no JSON about {job}: {said[:80]!r}")
+        raise SchedulerError(f"qstat: no JSON about {', '.join(ids)}: {said[:80]!r}")
 
 
 def _reason(tree: Tree) -> str:
@@ -183,20 +178,12 @@ def _hosts(exec_host: str) -> list[str]:
     return list(dict.fromkeys(one.partition("/")[0] for one in exec_host.split("+") if one))
 
 
+def _number(job: str) -> int:
+    return int(job.partition(".")[0].partition("[")[0])
+
+
 def _source(tree: Tree) -> tuple[str, str]:
     """Return USER of ``USER@HOST``, and FOLDER of ``HOST:FOLDER/`` or ``HOST:FOLDER/FILE``."""
     user = str(tree.get("Job_Owner", "")).partition("@")[0]
     output = str(tree.get("Output_Path", "")).partition(":")[2].rpartition("/")[0]
     return user, output
-
-
-def _check_own(job: str, tree: Tree, logs: Path) -> None:
-    user, output = _source(tree)
-    check_own(job, user=user, output=Path(output), logs=logs)
-
-
-def _successors(tree: Tree) -> list[str]:
-    """Read ``beforeany:ID@server``, which PBS notes at a job that others wait for."""
-    parts = (part.split(":") for part in str(tree.get("depend", "")).split(","))
-    waiting = (job for kind, *jobs in parts if kind == "beforeany" for job in jobs)
-    return [job.partition("@")[0] for job in waiting]

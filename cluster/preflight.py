@@ -13,13 +13,14 @@ from pathlib import Path
 
 from cluster.records import Jobs, tell
 from cluster.scheduler import JobPlace, scheduler_of
+from components.child_process import python_environment
 from components.config.schema.cluster import Site
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 from components.preflight import verdict
 from components.preflight.node import hub
+from components.run.event_log import job_name
 from components.run.folder import RunFolder
-from components.run.provenance import ROOT
 from components.terminal import say
 
 _INSIDE = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
@@ -38,7 +39,7 @@ def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
     folder = RunFolder(run)
     recipe = read_recipe(folder.recipe)
     chain = Jobs(folder).chain()
-    nodes = chain.current[-1].nodes
+    nodes = chain.newest_of(job_name(seen)).nodes
     hosts = {node.partition(".")[0]: node for node in nodes}
     with hub(int(seen["MASTER_PORT"])) as gathering:
         found = gathering.gather(recipe, list(hosts), needed=recipe.cluster.nodes)
@@ -110,7 +111,7 @@ def look_at_allocation(
 def _environment(site: Site, place: JobPlace, port: int) -> dict[str, str]:
     own = {name: os.path.expandvars(one.value) for name, one in site.environment.items()}
     address = {"MASTER_ADDR": f"{place.nodes[0]}{site.host_suffix}", "MASTER_PORT": str(port)}
-    return os.environ | own | address | {"PYTHONPATH": str(ROOT)}
+    return python_environment(os.environ | own | address)
 
 
 if __name__ == "__main__":

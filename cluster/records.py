@@ -8,6 +8,7 @@ The ranks tell the rest of the story. A job outlives them, and knows why they en
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.event_log import EventLog, Kind, append_line
 from components.run.folder import RunFolder
-from components.run.history import parsed_lines
+from components.run.history import stream_lines
 from components.run.records import check_record
 
 _VERSIONS = "the record and this program must be of the same version"
@@ -64,10 +65,10 @@ class Jobs:
 
     def _events(self) -> list[ChainEvent]:
         """Read each whole line; a kill leaves half of one at most."""
-        whole, broken = parsed_lines(self.record)
+        broken: list[str] = []
         found = [
             check_record(line, KINDS.get(str(line.get("kind")), ChainEvent), where, _VERSIONS)
-            for where, line in whole
+            for where, line in stream_lines(self.record, broken)
         ]
         if len(broken) > max(1, len(found)):
             problem = f"is not JSON, and {len(broken)} such lines are no kills' work"
@@ -83,6 +84,23 @@ def heading(record: JobAttempt) -> str:
 def ranks_log(folder: RunFolder, record: JobAttempt) -> Path:
     """Return the file that all ranks of a PBS job write; on Slurm each has one of its own."""
     return folder.path / "ranks" / f"{record.job.partition('.')[0]}.log"
+
+
+def remove_logs(jobs: Jobs) -> None:
+    """Remove logs of ranks, but for the last two jobs, first nodes and nodes that failed.
+
+    On Slurm a job leaves a file for each of its nodes.
+    """
+    kept: dict[str, set[str]] = {}
+    for one in jobs.chain().attempts:
+        nodes = (*one.nodes[:1], *one.failed_nodes, *one.bad_nodes)
+        kept.setdefault(one.job, set()).update(node.partition(".")[0] for node in nodes)
+    earlier = list(kept)[:-2]
+    for file in (jobs.folder.path / "ranks").glob("*-*.log"):
+        job, _, node = file.stem.replace("-preflight", "").partition("-")
+        if job in earlier and node not in kept[job]:
+            with suppress(OSError):
+                file.unlink()
 
 
 def saved_tokens(folder: RunFolder) -> int:

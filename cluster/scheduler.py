@@ -1,7 +1,7 @@
 """What every scheduler does: submit a script, list jobs, cancel them, avoid nodes.
 
-A job's id is read from a file, which somebody else may have written: before anything is done,
-it has the scheduler's form, and the job is this user's and writes where this run's jobs do.
+A job's id is read from a file, which somebody else may have written: it has to have the
+scheduler's form, and the job has to be this user's and write where this run's jobs do.
 """
 
 import getpass
@@ -9,7 +9,7 @@ import os
 import pwd
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -39,9 +39,11 @@ class JobPlace:
 
 
 class Scheduler(Protocol):
-    """Commands of one scheduler; a chain is known by the id that `submit` returned.
+    """Commands of one scheduler.
 
-    All its jobs write into the folder ``logs``; any other is refused, by `NotOwnError`.
+    The jobs of a run are those of this user that write into its folder ``logs``, whatever ids
+    the run has recorded. A job ``chain`` that the run has recorded, and that is not one of
+    these, is refused by `NotOwnError`; an empty text stands for none.
     """
 
     name: str
@@ -55,7 +57,7 @@ class Scheduler(Protocol):
         """Hand the script over, to begin when the chain ``after`` has ended, however it did."""
 
     def states(self, chain: str, logs: Path) -> list[JobState]:
-        """List the jobs of a chain that wait or run."""
+        """List the jobs that wait or run."""
 
     def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
         """Take back the jobs that wait, and end those that run if asked to."""
@@ -118,18 +120,21 @@ def check_id(scheduler: Scheduler, job: str, file: Path) -> None:
         raise RecipeError(str(file), f"{job!r} is no job id of {scheduler.name}", remedy)
 
 
-def check_own(job: str, *, user: str, output: Path, logs: Path) -> None:
-    """Refuse to touch a job of another ``user``, or whose ``output`` goes elsewhere.
+def is_own(job: str, *, user: str, outputs: Collection[Path], logs: Path, known: bool) -> bool:
+    """Whether a job is this user's and writes its output into ``logs``.
 
     Raises:
-        NotOwnError: naming both.
+        NotOwnError: it does not, though a run's record knows it as its own.
     """
-    own = user_name()
-    if (user, output.resolve()) != (own, logs.resolve()):
+    own, places = user_name(), {one.resolve() for one in outputs}
+    if user == own and logs.resolve() in places:
+        return True
+    if known:
         raise NotOwnError(
-            f"job {job} is of user {user} and writes into {output}; this is user {own}, and "
-            f"what is asked for writes into {logs}"
+            f"job {job} is of user {user} and writes into {min(outputs)}; this is user {own}, "
+            f"and what is asked for writes into {logs}"
         )
+    return False
 
 
 def user_name() -> str:

@@ -71,6 +71,18 @@ def plain(text: str, path: str) -> str:
     return text
 
 
+def output_folder(folder: Path, path: str, scheduler: str) -> str:
+    """Return a folder for a job's output as a text that may stand in a script.
+
+    Raises:
+        RecipeError: it may not, or PBS would take a part of it for a host.
+    """
+    if scheduler == "pbs" and ":" in str(folder):
+        problem = f"{str(folder)!r}: PBS takes what is before a colon for a host"
+        raise RecipeError(path, problem, "choose a path without colons")
+    return plain(str(folder), path)
+
+
 def job_name(recipe: Recipe, part: str | None) -> str:
     """Name a job by its recipe and the ``part`` of the work that it does, whole or cut.
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster.asking import ask, ask_unless_gone
-from cluster.chain import Fate
-from cluster.scheduler import JobPlace, JobState, SchedulerError, check_own
+from cluster.chain import Fate, chain_of
+from cluster.scheduler import JobPlace, JobState, SchedulerError, is_own, user_name
 from components.run.event_log import job_name
 
 _RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED")
@@ -51,11 +51,15 @@ class Slurm:
         return answer.strip().partition(";")[0]  # a federation adds its cluster's name
 
     def states(self, chain: str, logs: Path) -> list[JobState]:
-        words = ["squeue", "--noheader", "--array", f"--jobs={chain}", f"--Format={_FORMAT}"]
+        words = ["squeue", "--noheader", "--array", f"--user={user_name()}"]
         found = []
-        for line in (ask_unless_gone(words, _GONE) or "").splitlines():
+        for line in ask([*words, f"--Format={_FORMAT}"]).splitlines():
             job, state, why, nodes, user, output = line.strip().split("|", len(_FIELDS) - 1)
-            check_own(job, user=user, output=Path(output).parent, logs=logs)
+            known = job == chain or chain_of(job) == chain
+            # Of a job that waits the pattern is shown, in which %% is a percent sign.
+            shown = (Path(output).parent, Path(output.replace("%%", "%")).parent)
+            if not is_own(job, user=user, outputs=shown, logs=logs, known=known):
+                continue
             why = "" if why == "None" else why
             if state in _RUNNING:
                 found.append(JobState(job=job, state="running", why=why, nodes=nodes))
@@ -64,9 +68,9 @@ class Slurm:
         return found
 
     def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
-        if self.states(chain, logs):
+        if ids := dict.fromkeys(chain_of(one.job) for one in self.states(chain, logs)):
             which = [] if running else ["--state=PENDING"]
-            ask_unless_gone(["scancel", *which, chain], _GONE)
+            ask_unless_gone(["scancel", *which, *ids], _GONE)
 
     def exclude(self, chain: str, logs: Path, nodes: Sequence[str], *, needed: int) -> bool:
         """Name those that wait: of a chain whose job runs, scontrol reports a failure."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from cluster.script import fill
 from cluster.user import User
+from components.child_process import python_environment
 from components.config.schema.recipe import Recipe
 from components.data.files import FileRecord, record_file, replace_atomically
 from components.errors import RecipeError
@@ -171,7 +172,9 @@ def _build(source: Path) -> None:
 
 def _pip(*words: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=python_environment(), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
         raise RecipeError(

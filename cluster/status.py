@@ -3,12 +3,14 @@
 The scheduler's words and ours: what the queue says, and what the record of its chain says.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.chain import ChainState, Event, JobAttempt
+from cluster.asking import asked_once
+from cluster.chain import ChainState, Event, JobAttempt, chain_of
 from cluster.chain_events import LostEvent
 from cluster.decisions import to_lift
 from cluster.records import Jobs, saved_tokens
@@ -16,6 +18,7 @@ from cluster.scheduler import JobState, Scheduler, SchedulerError
 from components.config.schema.recipe import Recipe, read_recipe
 from components.run.folder import RunFolder, existing_run_folder
 from components.run.history import read_lines
+from components.run.ownership import is_own
 from components.run.writer_lock import LOCK, writer_of
 
 # Slurm's reasons (squeue's manual, "Job reason codes"); the first are none to worry.
@@ -61,6 +64,7 @@ class RunStatus:
     chain: str | None
     queued: tuple[JobState, ...] | None
     avoided: Mapping[str, str]
+    changed: Mapping[int, Mapping[str, tuple[Any, Any]]]  # keys of the recipe, by step
     jobs: tuple[JobAttempt, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -77,9 +81,10 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
     recipe, jobs, saved = read_recipe(folder.recipe), Jobs(folder), saved_tokens(folder)
     chain = jobs.chain()
     ids = chain.ids if scheduler is None else jobs.ids(scheduler)
+    submitted = bool(ids or chain.submissions)
     queued: tuple[JobState, ...] | None = None
     trouble = "the scheduler is not reached from here"
-    if scheduler is not None and ids:
+    if scheduler is not None and submitted:
         try:
             queued = queue_of(scheduler, ids, jobs)
         except SchedulerError as error:
@@ -91,7 +96,7 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
         state, why, then = "finished", "", f"nothing: action=report run={path} tells its story"
     elif local:
         state, why, then = _local_state(folder)
-    elif not ids:
+    elif not submitted:
         state, why, then = "not submitted", "", "a person submits it"
     elif queued is None:
         state, why, then = "unknown", trouble, "try again later"
@@ -106,24 +111,23 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
         next=then,
         tokens=saved,
         total_tokens=recipe.budget.total_tokens,
-        chain=ids[0] if ids else None,
+        chain=next(iter([*ids, *(chain_of(job.job) for job in queued or ())]), None),
         queued=queued,
         avoided=chain.avoided,
+        changed=folder.changes(),
         jobs=chain.attempts,
     )
 
 
 def queue_of(scheduler: Scheduler, ids: Sequence[str], jobs: Jobs) -> tuple[JobState, ...]:
-    """List what waits and runs, found from each of ``ids``, once.
+    """List what waits and runs of a run, whether or not it has recorded the ``ids``.
 
     Raises:
         SchedulerError: the scheduler does not answer, or the jobs are somebody else's.
     """
-    found: dict[str, JobState] = {}
-    for one in ids:
-        if one not in found:
-            found.update({job.job: job for job in scheduler.states(one, jobs.path)})
-    return tuple(found.values())
+    with asked_once():
+        found = [scheduler.states(one, jobs.path) for one in ids or ("",)]
+    return tuple(found[0])
 
 
 def _with_fate(
@@ -187,10 +191,13 @@ def _state(
 
 def without_jobs(chain: ChainState, path: Path) -> tuple[str, str, str]:
     """Tell state, reason and way on of a chain of which nothing waits or runs."""
-    again = f"nothing by itself; submit it once more: {_again(path)}"
+    again = f"nothing by itself; submit it once more: {_again(chain, path)}"
     if chain.cancelled:
         ended = chain.current[-1].ended if chain.current else None
         return (ended if ended == "stopped" else "cancelled"), "its user cancelled it", again
+    if not chain.ids:
+        why = "the scheduler did not answer when it was submitted, and has no job of it now"
+        return "not submitted", why, again
     if not chain.current:
         why = "its jobs left the queue before any of them began: were they cancelled?"
         return "lost", chain.over or why, again
@@ -214,7 +221,8 @@ def _after_running(chain: ChainState, queued: Sequence[JobState], path: Path) ->
     if waiting:
         return f"it saves before its wall; then job {waiting[0]} goes on"
     why = f" ({chain.unqueued})" if chain.unqueued else ""
-    return f"it saves before its wall, and no job waits behind it{why}: then {_again(path)}"
+    then = _again(chain, path)
+    return f"it saves before its wall, and no job waits behind it{why}: then {then}"
 
 
 def _blocked(
@@ -239,8 +247,13 @@ def _blocked(
     return f"it avoids {names}, the first until {until} UTC; to let it use them: {way}; "
 
 
-def _again(path: Path) -> str:
-    return f"the command that submitted it, run={path} again=true"
+def _again(chain: ChainState, path: Path) -> str:
+    """Return the command that continues a run whose chain has ended."""
+    if not is_own(RunFolder(path).recipe):
+        return f"the command that submitted it, run={path} again=true"
+    site = [word for word in chain.words if word.startswith("site.")]
+    unknown = [] if chain.ids else ["again=true"]
+    return shlex.join(["python", "run.py", f"resume={path}", *site, *unknown])
 
 
 def told(event: Event | None) -> str:

@@ -21,7 +21,7 @@ from command.recipe.lock_file import as_received, check_recipe_place
 from command.words import check_no_recipe, check_recipe_words, keys_of
 from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe, read_recipe
-from components.data.files import check_regular
+from components.data.files import check_regular, write_atomically
 from components.errors import RecipeError
 from components.planner import software
 from components.planner.calibration import CalibrationStep, fit_memory, fit_speed
@@ -158,9 +158,7 @@ def calibrate(arguments: Arguments) -> ActionResult:
     )
     kept = software.calibration_file(cluster) if speed.helps else None
     if kept is not None:
-        beside = kept.with_suffix(".partial")
-        beside.write_text(software.as_text(found), "utf-8")
-        beside.replace(kept)
+        write_atomically(kept, software.as_text(found))
     tree = found.model_dump(mode="json") | {"file": str(kept) if kept else None}
     print_result(arguments.output, tree, lambda: _print(found, kept))
     return ActionResult(Status.DONE if kept else Status.DOES_NOT_HOLD)

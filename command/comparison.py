@@ -17,8 +17,9 @@ from components.config.key_groups import TITLES, KeyGroup, without_profile
 from components.config.schema.recipe import Recipe, read_recipe
 from components.data.manifest import FILE_NAME
 from components.errors import RecipeError
+from components.json_file import without_nan
 from components.run.folder import RunFolder, existing_run_folder
-from components.run.history import read_run_lines
+from components.run.history import run_lines
 from components.run.provenance import Software, describe_software
 from components.sharing.differences import Found, Side, as_json, compare, side_of
 from components.sharing.lock import Lock, Losses, PreparedHashes, losses_of
@@ -100,7 +101,7 @@ def data_of(folder: RunFolder) -> PreparedHashes | None:
 
 def losses_in(folder: RunFolder) -> Losses | None:
     """Read the loss of each step; of a step that was computed twice, the later one."""
-    steps = [one for _, one in read_run_lines(folder.path)[0] if one["kind"] == "step"]
+    steps = (one for _, one in run_lines(folder.path, []) if one["kind"] == "step")
     by_step = {one["step"]: float(one["loss"]) for one in steps}
     return losses_of([by_step[step] for step in sorted(by_step)]) if by_step else None
 
@@ -145,7 +146,7 @@ def print_differences(
 ) -> None:
     """Print a table for each group that has differences, then the verdict and the notes."""
     if output == "json":
-        tell(json.dumps({**as_json(found), "notes": notes}))
+        tell(json.dumps(without_nan({**as_json(found), "notes": notes})[0]))
         return
     out = console(width=160)
     for group, title in TITLES.items():

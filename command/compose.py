@@ -32,17 +32,10 @@ from command.tree.recipes import Trunk, grow, take_children
 from components.config.schema.recipe import Recipe
 from components.config.suggestions import suggest
 from components.config.targets import read_signature
-from components.config.user_overrides import UserOverrides
+from components.config.user_overrides import UserOverrides, is_open
 from components.errors import RecipeError
 from components.sharing.lock import Lock
 
-# Below these keys a user may name what no default lists; a mapping given for one replaces it.
-OPEN = (
-    *("data.shares", "data.sources", "data.phases", "schedule.phases", "published", "assumed"),
-    *("phases", "from", "children"),
-    "cluster.site.environment",
-    "cluster.site.rank_environment",
-)
 Tree = dict[str, Any]
 NO_KEYS: Mapping[str, Any] = {}
 WHOLE = re.compile(r"\$\{[\w.]+\}")
@@ -260,7 +253,7 @@ def _set(tree: Tree, key: str, value: Any) -> None:
     here: Any = tree
     for depth, step in enumerate(parents):
         path = ".".join(parents[: depth + 1])
-        if step not in here and _is_open(path):
+        if step not in here and is_open(path):
             here[step] = {}
         _check_known(here, path, key, tree)
         if isinstance(text := here[step], str) and WHOLE.fullmatch(text):
@@ -270,13 +263,9 @@ def _set(tree: Tree, key: str, value: Any) -> None:
         here = here[step]
         if not isinstance(here, dict):
             raise RecipeError(key, f"{path} is a value, it has no keys", f"write {path}=...")
-    if not _is_open(key):
+    if not is_open(key):
         _check_known(here, key, key, tree)
     here[last] = value
-
-
-def _is_open(path: str) -> bool:
-    return any(path == root or path.startswith(root + ".") for root in OPEN)
 
 
 def _check_known(here: Tree, path: str, key: str, tree: Tree) -> None:

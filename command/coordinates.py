@@ -1,6 +1,5 @@
 """``action=parity kind=coordinates``: do activations keep their size when the model grows?"""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,7 +45,7 @@ def run(arguments: Arguments) -> ActionResult:
     flat = all(row.is_flat for row in found if is_judged(row, recipe))
     tree = as_json(found, recipe) | {"rates": rates}
     show_it = partial(show, found, recipe, rates)
-    print_result(arguments.output, tree, show_it, allow_nan=False)
+    print_result(arguments.output, tree, show_it)
     return ActionResult(Status.DONE if flat else Status.DOES_NOT_HOLD)
 
 
@@ -93,20 +92,15 @@ def as_json(found: Sequence[Coordinates], recipe: Recipe) -> dict[str, object]:
                 "axis": row.axis,
                 "kind": row.kind,
                 "of": row.of,
-                "sizes": {str(size): _finite(value) for size, value in row.sizes.items()},
-                "slope": _finite(row.slope),
-                "growth": _finite(row.growth),
+                "sizes": {str(size): value for size, value in row.sizes.items()},
+                "slope": row.slope,
+                "growth": row.growth,
                 "judged": is_judged(row, recipe),
                 "flat": row.is_flat,
             }
             for row in found
         ],
     }
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no word for what is no number."""
-    return value if math.isfinite(value) else None
 
 
 def show(found: Sequence[Coordinates], recipe: Recipe, rates: Mapping[str, float]) -> None:

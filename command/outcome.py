@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from components.errors import RecipeError
+from components.json_file import without_nan
 from components.terminal import say, tell
 
 PACKAGES = ("torch", "lightning", "deepspeed", "hydra-core", "pydantic", "numpy")
@@ -39,6 +40,7 @@ REMEDIES = {
     errno.ENOTDIR: "check the path: a part of it is a file, no folder",
     errno.EISDIR: "name a file",
     errno.ELOOP: "check the path: its links lead in a circle",
+    **dict.fromkeys((errno.EIO, errno.ESTALE), "ask who runs that file system"),
     errno.ENAMETOOLONG: "choose a shorter path",
 }
 
@@ -64,12 +66,13 @@ class ActionResult:
     run: Path | None = None
 
 
-def print_result(
-    output: str, tree: object, show: Callable[[], None], *, allow_nan: bool = True
-) -> None:
-    """Print one JSON object where ``output=json`` asks for it, else what ``show`` prints."""
+def print_result(output: str, tree: object, show: Callable[[], None]) -> None:
+    """Print one JSON object where ``output=json`` asks for it, else what ``show`` prints.
+
+    Numbers that are not finite are null.
+    """
     if output == "json":
-        tell(json.dumps(tree, allow_nan=allow_nan))
+        tell(json.dumps(without_nan(tree)[0], allow_nan=False))
     else:
         show()
 

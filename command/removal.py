@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from command.arguments import groups, read_point
-from command.compose import OPEN, compose_recipe
+from command.compose import compose_recipe
 from command.hydra_words import plain_words
 from command.recipe.recipe_file import find_target
 from command.sweep import split_sweep
+from components.config.user_overrides import OPEN
 from components.errors import RecipeError
 
 # What switches a value of a type off, if anything does.

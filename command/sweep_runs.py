@@ -135,6 +135,7 @@ def submit_all(points: Sequence[Sequence[str]]) -> Status:
     are left alone. Of one user a queue may take fewer jobs than the points have: the others
     are told, and left for the same command.
     """
+    from cluster.asking import asked_once
     from command.actions.jobs.status import print_runs
 
     taken = Counter[str]()
@@ -143,7 +144,8 @@ def submit_all(points: Sequence[Sequence[str]]) -> Status:
     def look(point: SweepPoint) -> None:
         ready.extend(_check(point, taken))
 
-    found, statuses = _look_at(points, "submit", look, beside=[SWEEP])
+    with asked_once():
+        found, statuses = _look_at(points, "submit", look, beside=[SWEEP])
     if statuses[-1] >= Status.INTERRUPTED or not found:
         return max(statuses)
     first, chains = found[0].arguments, list[str]()
@@ -159,18 +161,20 @@ def _check(point: SweepPoint, taken: Counter[str]) -> "Sequence[Ready]":
 
     Its jobs that still wait or run are ``taken`` from their queue.
     """
-    from command.actions.jobs.submit import check, submitted_before  # takes its time
+    from command.actions.jobs import submit  # takes its time
 
     arguments, path = point.arguments, point.path
     recipe = compose_recipe(arguments)
     if recipe.children:
         problem = "every point of a sweep would be a tree of its own"
         raise RecipeError("children", problem, "submit this run by itself")
-    if (standing := submitted_before(recipe, path, again=arguments.again)) is not None:
-        say(f"[{path.name}] left as it is: {standing.problem}")
+    try:
+        submit.check_resubmission(recipe, path, arguments)
+    except submit.SubmittedError as error:
+        say(f"[{path.name}] left as it is: {error.problem}")
         taken.update(_standing_jobs(recipe, arguments, path))
         return ()
-    one = check(recipe, arguments, path)
+    one = submit.check(recipe, arguments, path)
     if arguments.at_most is not None and one.settings.jobs > 1 and not one.scheduler.arrays:
         problem = f"{one.settings.jobs} jobs a run, and {one.scheduler.name} would start the "
         problem += "next run after the first of them"

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from components.data.files import write_atomically
 from components.errors import RecipeError
 from components.report import numbers
 from components.report.outcome import load_run, outcome_of
@@ -59,9 +60,7 @@ class SweepTable:
         writer.writeheader()
         writer.writerows(self._rows.values())
         folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / f".{TABLE}"
-        beside.write_text(text.getvalue(), "utf-8")
-        beside.replace(folder / TABLE)
+        write_atomically(folder / TABLE, text.getvalue())
 
     def show(self, folder: Path) -> None:
         """Print the rows, and where they are."""

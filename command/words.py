@@ -51,6 +51,7 @@ class Way:
 
 _FROM_RUN = "takes its recipe from its run folder"
 _EVALUATED = f"an evaluation {_FROM_RUN}"
+_RESUMED = "a resumed run takes its recipe from its folder"
 _SENT = "a run that is sent takes its recipe from its folder"
 _RECIPE = "recipe within_days"  # where one is composed
 # Of what writes a recipe: ``data`` is files and ``tokenizer`` a folder, no options of conf/.
@@ -72,6 +73,7 @@ WAYS = (
     Way("prepare", f"{_RECIPE} tasks site.*"),
     Way("render", f"{_RECIPE} run file site.*"),
     Way("submit", f"{_RECIPE} run force at_most output study site.*", OF_STUDY),
+    Way("submit", "resume again force site.*", "resume", why=_RESUMED),
     Way("submit", f"{_RECIPE} run again force at_most output site.*", SWEEP),
     Way("submit", f"{_RECIPE} run again force site.*"),
     Way("status", "run runs output", keys=""),
@@ -82,7 +84,7 @@ WAYS = (
     Way("preflight", f"{_RECIPE} output"),
     Way("train", f"{_RECIPE} run at_most output study site.*", OF_STUDY),
     # Which keys may be others is told by `components.config.resolve`.
-    Way("train", "resume", "resume", why="a resumed run takes its recipe from its folder"),
+    Way("train", "resume", "resume", why=_RESUMED),
     Way("train", f"{_RECIPE} run site.*"),
     Way("rewind", "run at_tokens fresh_optimizer", "", _PLACE, f"a rewind {_FROM_RUN}"),
     Way(

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -82,6 +83,29 @@ def parse_json(raw: bytes, *, finite: bool) -> Any:
     if level:
         raise ValueError(f"is nested deeper than {DEEPEST}")
     return tree
+
+
+def strict(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Put null where a number is not finite, and list the keys under ``not_finite``."""
+    found, keys = without_nan(tree)
+    return {**found, "not_finite": keys}
+
+
+def without_nan(tree: Any) -> tuple[Any, list[str]]:
+    """Put null where a number is not finite, which JSON cannot say; return the keys, too."""
+    keys: list[str] = []
+
+    def convert(node: Any, key: str) -> Any:
+        if isinstance(node, Mapping):
+            return {name: convert(value, f"{key}.{name}") for name, value in node.items()}
+        if isinstance(node, list | tuple):
+            return [convert(value, f"{key}.{place}") for place, value in enumerate(node)]
+        if isinstance(node, float) and not math.isfinite(node):
+            keys.append(key.removeprefix("."))
+            return None
+        return node
+
+    return convert(tree, ""), keys
 
 
 def _whole(digits: str) -> int:

@@ -1,4 +1,4 @@
-"""Ranges of numbers, as the constructors that a recipe names annotate their arguments.
+"""Ranges of numbers, and places of files, as constructors in a recipe annotate arguments.
 
 A constructor is the schema of its node: the gate, :mod:`components.config.targets`, reads from
 its source that ``lr`` is ``Positive`` and refuses any other value wherever a recipe is
@@ -21,3 +21,10 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+
+class NamesPlace:
+    """Mark a text that names a file or a folder: a received recipe may not lead outside."""
+
+
+Place = Annotated[str, NamesPlace()]

@@ -59,7 +59,9 @@ def unigram_losses(
 def _counts(
     folder: Path, records: Sequence[TokenFileRecord], vocab_size: int
 ) -> npt.NDArray[np.int64]:
-    tokens = ShardedTokens(records=records, files=OpenFiles(folder=folder))
+    tokens = ShardedTokens(
+        records=records, files=OpenFiles(folder=folder, vocab_size=vocab_size)
+    )
     counts = np.zeros(vocab_size, dtype=np.int64)
     stride = max(BLOCK_TOKENS, len(tokens) * BLOCK_TOKENS // MOST_TOKENS)
     for start in range(0, len(tokens), stride):

@@ -16,7 +16,14 @@ from typing import Literal
 
 from components.config.schema.data import Source
 from components.data import manifest as manifests
-from components.data.files import FileRecord, HashFile, hash_file, record_file, sync_folder
+from components.data.files import (
+    REBUILD,
+    FileRecord,
+    HashFile,
+    hash_file,
+    record_file,
+    sync_folder,
+)
 from components.data.manifest import Manifest, SourceRecord, StageRecord, TokenizerRecord
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
@@ -109,6 +116,12 @@ def prepare(
         _build_beside(folder, task, tokenise, say)
         say(f"data: prepared {folder}")
     manifest = Manifest.read(folder)
+    if manifest.key != task.key():
+        problem = f"has key {manifest.key[:12]}, these data have {task.key()[:12]}"
+        raise RecipeError(str(folder / manifests.FILE_NAME), problem, REBUILD)
+    named = [str(index.bin_file) for source in tokens.values() for index in source.indices]
+    size = tokenizer.vocab_size
+    manifest.check_recipe(folder, names=sources, vocab_size=size, tokens=named)
     manifest.verify(folder, contents=verify == "contents")
     if manifest.tokenizer.files:
         tokenizer.load(folder)

@@ -168,13 +168,18 @@ class LocalFile(Input):
     def _paragraphs(self) -> Iterator[Document | RecipeError]:
         """Join lines up to a blank one; the first invalid line makes its paragraph invalid."""
         paragraph: list[str | RecipeError] = []
+        size = 0
         for line in itertools.chain(self._lines(), [""]):
             if isinstance(line, RecipeError) or line.strip():
                 paragraph.append(line)
+                size += len(line) + 1 if isinstance(line, str) else 0
+                if size > MOST_LINE_BYTES:
+                    problem = f"has a paragraph of more than {MOST_LINE_BYTES:,} characters"
+                    raise self._error(problem, "split it into documents by blank lines")
             elif paragraph:
                 invalid = next((part for part in paragraph if not isinstance(part, str)), None)
                 yield invalid or Document("\n".join(map(str, paragraph)))
-                paragraph = []
+                paragraph, size = [], 0
 
     def _fields(self) -> Iterator[Document | RecipeError]:
         for number, line in enumerate(self._lines(), start=1):

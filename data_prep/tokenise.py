@@ -20,7 +20,7 @@ import numpy as np
 
 from components.config.schema.data import Source
 from components.data import byte_bpe, unigram
-from components.data.files import FileRecord, HashFile, hash_file, record_file
+from components.data.files import REBUILD, FileRecord, HashFile, hash_file, record_file
 from components.data.manifest import Manifest, SourceRecord
 from components.data.megatron import MegatronIndex, read_index, write_index
 from components.data.token_file import TokenFileRecord, Tokens, encode, open_token_file
@@ -104,8 +104,11 @@ def take_tokenizer(tokenizer: Tokenizer, files: tuple[FileRecord, ...], folder: 
     try:
         tokenizer.load(folder)
     except RecipeError as error:
-        problem = f"{Path(files[0].name).parent} holds another tokenizer: {error.problem}"
-        remedy = "let tokenizer describe the one in the folder"
+        folder_given, remedy = Path(files[0].name).parent, error.remedy
+        problem = f"the tokenizer in {folder_given} {error.problem}"
+        if remedy == REBUILD:
+            problem = f"{folder_given} holds another tokenizer: {error.problem}"
+            remedy = "let tokenizer describe the one in the folder"
         raise RecipeError(PATH, problem, remedy) from error
 
 

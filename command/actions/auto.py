@@ -3,10 +3,18 @@
 from command.arguments import Arguments, perform
 from command.compose import compose_recipe
 from command.outcome import ActionResult
+from components.config.schema.recipe import read_recipe
+from components.run.folder import existing_run_folder
 
 
 def run(arguments: Arguments) -> ActionResult:
     """Do what the cluster's profile makes the natural thing."""
-    resumes = arguments.resume is not None
-    here = resumes or compose_recipe(arguments).cluster.scheduler == "none"
-    return perform("train" if here else "submit", arguments)
+    if arguments.resume is None:
+        scheduler = compose_recipe(arguments).cluster.scheduler
+    elif not (arguments.resume / "recipe.json").is_file():
+        scheduler = "none"  # training says what is wrong
+    else:
+        folder = existing_run_folder(arguments.resume, "resume")
+        kept = read_recipe(folder.recipe).cluster.scheduler
+        scheduler = arguments.values.get("cluster.scheduler", kept)
+    return perform("train" if scheduler == "none" else "submit", arguments)

@@ -102,7 +102,7 @@ def run(arguments: Arguments) -> ActionResult:
         return ActionResult(Status.DOES_NOT_HOLD)
     judged = [judge(role, seen, plan) for role, seen in found.items()]
     tree = _as_json(recipe, plan, judged, seconds=time.perf_counter() - began)
-    print_result(arguments.output, tree, lambda: _print(tree), allow_nan=False)
+    print_result(arguments.output, tree, lambda: _print(tree))
     fits = tree["memory"]["verdict"] != "does_not_fit"
     return ActionResult(Status.DONE if fits else Status.DOES_NOT_HOLD)
 

@@ -92,7 +92,9 @@ def write_lock(lock: Lock, arguments: Arguments, kind: Literal["lock", "recipe"]
         with replace_atomically(file) as stream:
             stream.write(write_text(lock, "\n".join(lines)).encode())
     except OSError as error:
-        raise RecipeError("file", f"cannot write {file}: {error}", "name another") from None
+        raise RecipeError(
+            "file", f"cannot write {file}: {error.strerror}", "name another"
+        ) from None
     return file
 
 

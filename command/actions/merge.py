@@ -18,6 +18,7 @@ from components.convert.merging import (
     coefficients,
     last_checkpoints,
 )
+from components.data.files import complete_or_removed
 from components.errors import RecipeError
 from components.run.disk import check_room, explained
 from components.run.event_log import EventLog
@@ -36,7 +37,7 @@ def run(arguments: Arguments) -> None:
         say(f"warning: {warning}")
     merged = check_whole(chosen, parts, recipe.fingerprint())
     folder = create_run_folder(recipe, target)
-    with explained(folder.path):
+    with explained(folder.path), complete_or_removed(folder.path):
         write_provenance(folder, arguments.words)
         if (source.path / "data.json").exists():
             folder.write_json("data.json", source.read_json("data.json"))

@@ -56,7 +56,7 @@ def run(arguments: Arguments) -> ActionResult:
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
         ours = prover.Prover(Path(folder))
         proofs = [ours.prove(recipe) for recipe in recipes]
-    print_result(arguments.output, as_json(proofs), lambda: show(proofs), allow_nan=False)
+    print_result(arguments.output, as_json(proofs), lambda: show(proofs))
     held = all(proof.holds for proof in proofs)
     return ActionResult(Status.DONE if held else Status.DOES_NOT_HOLD)
 

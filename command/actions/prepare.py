@@ -90,6 +90,12 @@ def prepare_data(
     staged = None if anew else find_staged(recipe)
     if staged is not None:
         manifest = Manifest.read(staged)
+        manifest.check_recipe(
+            staged,
+            names=recipe.data.names,
+            vocab_size=int(recipe.tokenizer["vocab_size"]),
+            tokens=recipe.data.token_patterns,
+        )
         manifest.verify(staged, contents=recipe.data.verify == "contents")
         say(f"data: staged {staged}")
         return _kept(recipe, staged, manifest)

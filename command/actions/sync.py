@@ -71,8 +71,14 @@ def _send(folder: Path, tracking: Tracking, server: str) -> None:
         sent = to_mlflow.send(told, tracking.mlflow, server)
         terminal.tell(f"{folder}: run {sent} of {tracking.mlflow.experiment} at {server}")
     if not isinstance(tracking.wandb, str):
+        if (mode := to_wandb.upload_mode()) == "disabled":
+            terminal.tell(f"{folder}: not sent to W&B, which WANDB_MODE disables")
+            return
         written = to_wandb.write(told, tracking.wandb, folder)
         terminal.say(f"{written}: whole, for wandb sync")
+        if mode == "offline":
+            terminal.tell(f"{folder}: not uploaded, since W&B is offline: wandb sync {written}")
+            return
         to_wandb.upload(written)
         terminal.tell(f"{folder}: run {told.id} of {tracking.wandb.project} at W&B")
 

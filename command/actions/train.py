@@ -1,24 +1,21 @@
 """Train here: prepare the data, make the run folder, start the ranks, write the report."""
 
 from pathlib import Path
-from typing import Any
 
 from command.actions.prepare import prepare_data
 from command.arguments import Arguments
 from command.comparison import told_after, told_before
 from command.compose import compose_tree
+from command.continuation import check_changes, describe, renew_data, reopen
 from command.outcome import ActionResult, Status
 from command.parent_data import check_parent_data
 from command.parent_run import beginning_of
 from command.recipe.lock_file import bundle_of
-from command.recipe.path_checks import check_run_places
 from command.remarks import remarks
 from command.tree.course import grow_here, plant
 from command.tree.nodes import is_left
 from command.tree.page import leave_tree_page
-from command.words import keys_of
 from components.checkpoint.metadata import newest_checkpoint
-from components.config.resolve import check_movable, relayout
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
@@ -31,10 +28,8 @@ from components.run.folder import (
     RunFolder,
     create_run_folder,
     existing_run_folder,
-    open_run_folder,
     replace_recipe,
 )
-from components.run.provenance import write_provenance
 from components.run.records import Results
 from components.run.writer_lock import train_alone
 from components.sharing.lock import Lock
@@ -82,13 +77,13 @@ def run(arguments: Arguments) -> ActionResult:
         data = prepare_data(recipe, arguments.site)
         check_parent_data(recipe, data)
         folder = create_run_folder(recipe, arguments.run)
-        _describe(folder, data, arguments)
+        describe(folder, data, arguments)
         begin(folder)
         plant(folder.path, children, arguments.site)
         with train_alone(folder.path, "run", say) as lock:
             ended = _train(recipe, folder, lock, bundle_of(arguments))
         return _grown(folder, ended)
-    check_movable(k for k in keys_of(arguments.words) if k not in {"resume", "action"})
+    check_changes(arguments)
     trunk = existing_run_folder(arguments.resume, "resume")
     if is_left(trunk.path):  # it has finished, and some of its children have not
         for key in arguments.values:
@@ -96,7 +91,7 @@ def run(arguments: Arguments) -> ActionResult:
             raise RecipeError(key, f"{trunk.path} has finished, and its children go on", way)
         return _grown(trunk, ActionResult(run=trunk.path))
     # Opened before the lock, which is a file: nothing is written yet.
-    folder, _ = _open(arguments.resume, arguments)
+    folder, _, _ = reopen(arguments.resume, arguments)
     with train_alone(folder.path, "resume", say) as lock:
         ended = _train(_resume(arguments.resume, arguments), folder, lock, None)
     return _grown(folder, ended)
@@ -157,12 +152,6 @@ def _interrupted(folder: RunFolder) -> str:
     return f"interrupted: {kept}; go on with: python run.py resume={folder.path}"
 
 
-def _describe(folder: RunFolder, data: dict[str, Any], arguments: Arguments) -> None:
-    with explained(folder.path):
-        write_provenance(folder, arguments.words)
-        folder.write_json("data.json", data)  # last: who resumes looks whether it is there
-
-
 def _check_here(recipe: Recipe) -> None:
     """Refuse what cannot be trained on this machine, before anything is written."""
     check_trainable(recipe)
@@ -176,31 +165,13 @@ def _check_here(recipe: Recipe) -> None:
     check_builds(recipe)
 
 
-def _open(path: Path, arguments: Arguments) -> tuple[RunFolder, Recipe]:
-    """Open the run that goes on, if its places may be."""
-    folder, recipe = open_run_folder(path)
-    check_run_places(folder, recipe, arguments)
-    return folder, recipe
-
-
 def _resume(path: Path, arguments: Arguments) -> Recipe:
-    """Take everything from the folder, but the layout from the words if there are any."""
-    folder, before = _open(path, arguments)
-    recipe = relayout(before, arguments.values) if arguments.values else before
+    """Take everything from the folder, but what the words change."""
+    folder, before, recipe = reopen(path, arguments)
     if recipe != before:
         _check_here(recipe)
-    data = prepare_data(recipe, arguments.site)
-    if not (folder.path / "data.json").exists():  # it was interrupted before it began
-        _describe(folder, data, arguments)
-    if newest_checkpoint(folder.checkpoints) is None:
-        beginning_of(recipe)(folder)
-    kept = folder.data
-    if data["key"] != kept.key:
-        remedy = f"put {Path(kept.folder).name} back, or start a new run"
-        raise RecipeError("data", "the texts have changed since this run began", remedy)
+    renew_data(folder, recipe, arguments)
     with explained(folder.path):
-        if data["folder"] != kept.folder:  # the same data, but where they were made ready here
-            folder.write_json("data.json", data)
         if recipe != before:
             from components.checkpoint.loading import newest_whole  # imports torch
 

@@ -15,8 +15,10 @@ from components.checkpoint.metadata import kept_tokens
 from components.config.phases import recipe_before
 from components.config.schema.recipe import Recipe, check_recipe
 from components.data.token_file import encode
+from components.errors import RecipeError
 from components.evaluate import text_loss
 from components.evaluate.harness import check_installed
+from components.json_file import without_nan
 from components.report.pages import leave_report
 from components.terminal import say
 from data_prep.sources import open_files
@@ -42,12 +44,17 @@ def evaluate_run(arguments: Arguments) -> Tree:
     elif arguments.text is not None:
         section = {"texts": _judge_own(trained, recipe, arguments.text)}
     else:
-        data, manifest = text_loss.read_manifest(trained.folder)
+        data, manifest = text_loss.read_manifest(trained.folder, recipe)
         judge = text_loss.open_judge(recipe, trained.chosen, data, manifest)
         answer = text_loss.judge_held_out(judge, recipe, trained.chosen, data, manifest)
         section = {"held_out": answer}
+    if keys := without_nan(section)[1]:
+        say(f"{len(keys)} figures are not finite and null in the result, first {keys[0]}")
     kept = text_loss.keep(trained.folder, trained.recipe, trained.chosen.marker, section)
-    leave_report([trained.folder.path], trained.folder.path / "report.html", say)
+    try:  # the answer is kept already, whatever else of the run is damaged
+        leave_report([trained.folder.path], trained.folder.path / "report.html", say)
+    except RecipeError as error:
+        say(f"warning: the report was not written again: {error}")
     return kept
 
 
@@ -93,7 +100,7 @@ def _request(arguments: Arguments, beside: Path) -> TaskRequest:
 
 def _judge_own(trained: RunCheckpoint, recipe: Recipe, file: Path) -> Tree:
     """Tokenize a file, or those of a pattern, as preparation does, and judge all of it."""
-    data, manifest = text_loss.read_manifest(trained.folder)
+    data, manifest = text_loss.read_manifest(trained.folder, recipe)
     files = list(open_files((str(file),), "text", "text"))
     tokenizer = build(recipe.tokenizer, "tokenizer")
     tokenizer.load(data)

@@ -16,6 +16,7 @@ from cluster.scheduler import check_id, scheduler_of
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments, read_point
 from command.recipe.path_checks import no_checkpoint, open_run
+from command.recipe.received_site import check_received_site
 from components.checkpoint.metadata import kept_tokens
 from components.config.schema.recipe import Recipe, check_recipe
 from components.config.schema.types import Section
@@ -67,6 +68,7 @@ def evaluate_in_jobs(arguments: Arguments) -> list[Answer]:
             said, or the scheduler refuses.
     """
     folder, recipe = open_run(arguments.run, arguments.values)
+    check_received_site(folder, recipe)
     kept = kept_tokens(folder.checkpoints)  # by name: an element checks what it reads
     newest = kept[-1:] if arguments.at_tokens is None else [arguments.at_tokens]
     asked = kept if arguments.checkpoints == "all" else newest
@@ -120,11 +122,12 @@ def _queued(run: RunFolder, recipe: Recipe) -> list[str]:
     """List the states of what the queue has of the array before."""
     folder = array_folder(run)
     array = read_array(folder)
-    if array is None or array.job is None:
+    if array is None:
         return []
     scheduler = scheduler_of(recipe.cluster)
-    check_id(scheduler, array.job, folder)
-    return states_of(scheduler, array.job, folder / "jobs")
+    if array.job is not None:
+        check_id(scheduler, array.job, folder)
+    return states_of(scheduler, array.job or "", folder / "jobs")
 
 
 def _submit(

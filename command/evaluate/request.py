@@ -12,26 +12,19 @@ from typing import Any
 
 from command.evaluate.lists import list_names, read_list
 from command.recipe.yaml_file import read_data
+from components.config.schema.recipe import read_section
 from components.config.schema.types import Section
 from components.config.suggestions import nearest
 from components.errors import RecipeError
 from components.evaluate.harness import ask_tasks, open_harness
 from components.evaluate.listed import ask_list
 from components.evaluate.staged import StagedData, open_staged, place_of
+from components.evaluate.task_file import TEMPLATES, TaskFile, check_template
 from components.evaluate.task_list import TaskList
 from components.evaluate.tasks import LmEvalTask
 from components.terminal import say
 
 Tree = dict[str, Any]
-_TASK_KEYS = (
-    *("task", "task_alias", "description", "metadata"),
-    *("dataset_path", "dataset_kwargs"),
-    *("training_split", "validation_split", "test_split", "fewshot_split"),
-    *("output_type", "doc_to_text", "doc_to_target", "doc_to_choice"),
-    *("target_delimiter", "fewshot_delimiter", "num_fewshot"),
-    *("generation_kwargs", "metric_list", "filter_list"),
-)
-_TASK_FORMATS = ("json", "csv", "parquet", "text")
 
 
 class TaskRequest(Section):
@@ -103,7 +96,8 @@ def find_tasks(names: list[str], folder: Path | None) -> list[LmEvalTask]:
 def _read_task(name: str, file: Path) -> LmEvalTask:
     sent = read_data(file, "task")
     try:
-        data_files = _data_files(sent.tree, name, file.parent)
+        _check_task(sent.tree, name)
+        data_files = _data_files(sent.tree, file.parent)
     except RecipeError as error:
         raise sent.told(error) from None
     config = sent.tree | {"dataset_kwargs": {"data_files": data_files}}
@@ -111,17 +105,26 @@ def _read_task(name: str, file: Path) -> LmEvalTask:
     return LmEvalTask(name=name, config=config, files=(file, *listed))
 
 
-def _data_files(tree: Tree, name: str, folder: Path) -> dict[str, list[str]]:
-    """Check a task, and find the files of each split beside its file."""
+def _check_task(tree: Tree, name: str) -> None:
+    """Compare a task file with its schema, and bound what its templates compute."""
     for key in tree:
-        if key not in _TASK_KEYS:
+        if key not in TaskFile.model_fields:
             problem = "a task file is data: this key is not taken"
-            raise RecipeError(key, problem, nearest(key, _TASK_KEYS))
+            raise RecipeError(key, problem, nearest(key, [*TaskFile.model_fields]))
+    read_section(TaskFile, tree, "")
+    for key in TEMPLATES:
+        texts = tree.get(key)
+        for text in texts if isinstance(texts, list) else [texts]:
+            try:
+                check_template(str(text))
+            except ValueError as error:
+                raise RecipeError(key, f"the template {error}", "write an expression") from None
     if (found := tree.get("task")) != name:
         raise RecipeError("task", f"{found!r}, in the file of {name!r}", f"write task: {name}")
-    if (found := tree.get("dataset_path")) not in _TASK_FORMATS:
-        problem = f"{found!r}, but a task's data are local files"
-        raise RecipeError("dataset_path", problem, f"write one of {', '.join(_TASK_FORMATS)}")
+
+
+def _data_files(tree: Tree, folder: Path) -> dict[str, list[str]]:
+    """Find the files of each split beside the task file."""
     match tree.get("dataset_kwargs"):
         case {"data_files": dict(named), **others} if not others:
             pass

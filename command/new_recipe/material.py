@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -129,7 +129,11 @@ def bytes_per_token(
         return 0.25 * (pieces.bit_length() - 1)
     documents = chain.from_iterable(islice(one.documents(), 50) for one in text.files)
     texts = [one.text[:SAMPLE_CHARACTERS] for one in islice(documents, SAMPLE_DOCUMENTS)]
-    encoded = _open(tokenizer.folder / FILE).encode_batch(texts, add_special_tokens=False)
+    from components.data.tokenizer_file import panics_refused
+
+    engine = _open(tokenizer.folder / FILE)
+    with panics_refused(tokenizer.folder / FILE):
+        encoded = engine.encode_batch(texts, add_special_tokens=False)
     num_bytes = sum(len(one.encode()) for one in texts)
     return num_bytes / max(1, sum(len(one.ids) for one in encoded))
 
@@ -152,8 +156,10 @@ def read_tokenizer(folder: Path) -> GivenTokenizer:
     if not (folder / FILE).is_file():
         problem, remedy = f"{folder} holds no {FILE}", "save it with save_pretrained(FOLDER), "
         raise RecipeError(where, problem, remedy + TRAINING)
+    from components.data.engine_check import check_end, check_engine  # loads tokenizers
+
     engine = _open(folder / FILE)
-    _check_kind(folder / FILE, json.loads(engine.to_str()))
+    check_engine(str(folder / FILE), engine)
     pieces = engine.get_vocab_size()
     eod = _end_of_document(folder, engine)
     index = engine.token_to_id(eod)
@@ -164,38 +170,17 @@ def read_tokenizer(folder: Path) -> GivenTokenizer:
         problem = f"{eod!r} has id {index:,} of {pieces:,} in {folder / FILE}"
         remedy = f"it has to be one of the first or last {MOST_NAMED}, without gaps"
         raise RecipeError(where, problem, f"{remedy}; {TRAINING}")
+    check_end(str(folder / FILE), engine, eod)
     first, last = ([], named) if at_end else (named, [])
     keys = {"vocab_size": pieces, "first_pieces": first, "last_pieces": last, "eod": eod}
     return GivenTokenizer(folder, pieces, keys)
 
 
 def _open(file: Path) -> Any:
-    from components.convert.tokenizer import open_engine  # loads SentencePiece, too
+    from components.convert.tokenizer import FETCH
+    from components.data.tokenizer_file import open_engine  # loads SentencePiece, too
 
-    return open_engine(file)
-
-
-def _check_kind(file: Path, tree: Mapping[str, Any]) -> None:
-    """Refuse all but byte-level BPE, which spells any text, and what would change texts."""
-    kind = tree["model"].get("type")
-    steps = [*_steps(tree.get("pre_tokenizer")), *_steps(tree.get("decoder"))]
-    if kind != "BPE" or "ByteLevel" not in steps:
-        problem = f"{file} is {kind} by {', '.join(steps) or 'no steps'}, not byte-level BPE"
-        raise RecipeError("tokenizer", problem, f"name one that spells every text, {TRAINING}")
-    for key in ("truncation", "padding"):
-        if tree.get(key) is not None:
-            problem = f"{file} has {key} switched on, which would change what is trained on"
-            raise RecipeError(
-                "tokenizer", problem, f"call tokenizer.no_{key}() and save it again"
-            )
-
-
-def _steps(part: Any) -> Iterator[str]:
-    """Name the steps of a part of ``tokenizer.json``, those of a sequence one by one."""
-    if isinstance(part, dict):
-        inner = part.get("pretokenizers") or part.get("decoders") or []
-        yield from chain.from_iterable(map(_steps, inner))
-        yield str(part.get("type"))
+    return open_engine(file, FETCH)
 
 
 def _read_settings(file: Path) -> Mapping[str, Any]:
@@ -217,7 +202,7 @@ def _end_of_document(folder: Path, engine: Any) -> str:
                 return named
     added = engine.get_added_tokens_decoder().values()
     special = [piece.content for piece in added if piece.special]
-    known = [piece for piece in ENDS if engine.token_to_id(piece) is not None]
+    known = [piece for piece in ENDS if piece in {one.content for one in added}]
     if found := known or (special if len(special) == 1 else []):
         return str(found[0])
     problem = f"{folder / FILE} names no piece that ends a document"

@@ -118,7 +118,7 @@ def write(file: Path, page: str, check: Callable[[Path], object]) -> None:
             check(unnamed)
     except FileExistsError:
         raise exists(file) from None
-    except RecipeError:
+    except (RecipeError, OSError):
         if made:
             folder.rmdir()
         raise

@@ -16,6 +16,8 @@ from command.arguments import Arguments
 from command.recipe.own_places import adoption
 from components.checkpoint.metadata import kept_tokens
 from components.config.schema.recipe import Recipe, read_recipe
+from components.config.schema.types import names_place
+from components.config.targets import takes_place
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 from components.run.folder import RunFolder, existing_run_folder
@@ -83,29 +85,26 @@ def _leads_out(text: str) -> str | None:
 
 def _unnamed(tree: Mapping[str, Any], named: UserOverrides) -> Iterator[tuple[str, str]]:
     """Yield every place that the tree names and the user does not, with its path."""
-    data = _mapping(tree.get("data"))
-    places = {f"data.{key}": data.get(key) for key in ("folder", "tokenizer_folder")}
-    places["model.init_from"] = _mapping(tree.get("model")).get("init_from")
-    places["from.run"] = _mapping(tree.get("from")).get("run")
-    checkpoint = _mapping(tree.get("checkpoint"))
-    places["checkpoint.copy_to"] = checkpoint.get("copy_to")
-    places["checkpoint.local.folder"] = _mapping(checkpoint.get("local")).get("folder")
-    for name, source in _mapping(data.get("sources")).items():
-        where, source = f"data.sources.{name}", _mapping(source)
-        for key in ("files", "tokens"):
-            listed = source.get(key)
-            for index, item in enumerate(listed if isinstance(listed, list) else [listed]):
-                places[f"{where}.{key}[{index}]"] = item
-        places[f"{where}.dataset.path"] = _mapping(source.get("dataset")).get("path")
-    for path, text in places.items():
-        if not isinstance(text, str) or text in NOWHERE:
-            continue
-        if not named.covers(path.partition("[")[0]):
+    for path, text in _places(tree, (), ""):
+        if text not in NOWHERE and not named.covers(path.partition("[")[0]):
             yield path, text
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _places(
+    value: object, location: tuple[Any, ...], path: str, *, marked: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Yield the texts that name files or folders: the schema says which, or a constructor."""
+    if isinstance(value, Mapping):
+        node = value.get("_target_")
+        for key, item in value.items():
+            argument = node is not None and takes_place(node, str(key), path)
+            here = f"{path}.{key}" if path else str(key)
+            yield from _places(item, (*location, key), here, marked=marked or argument)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _places(item, (*location, index), f"{path}[{index}]", marked=marked)
+    elif isinstance(value, str) and (marked or names_place(Recipe, location)):
+        yield path, value
 
 
 def check_run_places(folder: RunFolder, recipe: Recipe, arguments: Arguments) -> None:

@@ -1,9 +1,10 @@
 """Runs of a study's points: planned, trained on this machine, or submitted to a cluster."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -115,7 +116,8 @@ def _submit(asked: StudyRequest, point: Point) -> Look:
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
     settings = job_settings(recipe, user, repository=ROOT, run=path)
-    if submit.submitted_before(recipe, path, again=False) is None:
+    with suppress(submit.SubmittedError):
+        submit.check_resubmission(recipe, path, arguments)
         submit.hand_over(submit.check(recipe, arguments, path), after=None)
     return SubmittedRun(asked, point, settings.runs_at_once)
 
@@ -210,11 +212,16 @@ def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
     results = read_checked(file, StatedResults, finite=False)
     if results["status"] != "finished":
         return None
+    diverged = f"{key} is no finite number: the run diverged"
     if key in results.get("not_finite", ()):  # earlier versions have no such list
-        return PointEnding(None, f"{key} is no finite number: the run diverged")
+        return PointEnding(None, diverged)
     if key in _HELD_OUT:
-        return _held_out_in(results, key)
-    return PointEnding(figure_in(results, key, "objective.measured"), "", results)
+        ending = _held_out_in(results, key)
+    else:
+        ending = PointEnding(figure_in(results, key, "objective.measured"), "", results)
+    if ending.figure is not None and not math.isfinite(ending.figure):
+        return PointEnding(None, diverged)
+    return ending
 
 
 def all_results(asked: StudyRequest, study: ListedStudy) -> list[Mapping[str, Any]]:

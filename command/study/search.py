@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.samplers import RandomSampler, TPESampler
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from rich.table import Table
 
 from command.outcome import Status, print_result
+from command.study.journal import StudyJournal, distribution_of
 from command.study.request import StudyRequest
 from command.study.runs import PointEnding, run_all, runner_of, say_ended
-from command.study.schema import Interval, Point, SearchStudy
+from command.study.schema import Point, SearchStudy
 from components.terminal import console, say
 
 SHOWN = 10  # all are in the journal
 JOURNAL = "study.journal"
+TRIED = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
 
 
 def _open_trials(study: SearchStudy, journal: Path | None) -> optuna.Study:
@@ -35,7 +35,7 @@ def _open_trials(study: SearchStudy, journal: Path | None) -> optuna.Study:
     storage = None
     if journal is not None:
         journal.parent.mkdir(parents=True, exist_ok=True)
-        storage = JournalStorage(JournalFileBackend(str(journal)))
+        storage = JournalStorage(StudyJournal(journal, study))
     trials = optuna.create_study(
         storage=storage,
         study_name=study.name,
@@ -46,20 +46,24 @@ def _open_trials(study: SearchStudy, journal: Path | None) -> optuna.Study:
     seed = study.search.seed + len(trials.trials)
     sampler = TPESampler if study.search.sampler == "tpe" else RandomSampler
     trials.sampler = sampler(seed=seed)
+    for trial in trials.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if trial.params.keys() != study.space.keys():  # a kill came between its records
+            trials.tell(trial.number, state=TrialState.FAIL)
     return trials
+
+
+def _tried(trials: optuna.Study) -> list[FrozenTrial]:
+    """List the trials that have a point."""
+    return trials.get_trials(deepcopy=False, states=TRIED)
 
 
 def _draw(study: SearchStudy, trials: optuna.Study) -> Iterator[tuple[int, Point]]:
     """Yield the trials that were under way, then new ones until there are enough."""
-    for trial in trials.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+    begun = trials.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    for trial in begun[: study.search.trials]:
         yield trial.number, trial.params
-    space: dict[str, BaseDistribution] = {
-        key: FloatDistribution(values.low, values.high, log=values.log)
-        if isinstance(values, Interval)
-        else CategoricalDistribution(values)
-        for key, values in study.space.items()
-    }
-    while len(trials.trials) < study.search.trials:
+    space = {key: distribution_of(values) for key, values in study.space.items()}
+    while len(_tried(trials)) < study.search.trials:
         asked = trials.ask(space)
         yield asked.number, asked.params
 
@@ -95,7 +99,7 @@ def _as_json(
         "published": {"point": dict(study.published), "planned_figure": published},
         "trials": [
             {"point": t.params, "figure": t.value, "why": why.get(str(t.number), "")}
-            for t in trials.trials
+            for t in _tried(trials)
         ],
         "best": [{"point": t.params, "figure": t.value} for t in _best_first(trials)[:SHOWN]],
     }
@@ -114,7 +118,7 @@ def _print(study: SearchStudy, trials: optuna.Study, published: float | None) ->
         table.add_row(name, *(str(point[key]) for key in study.space), f"{figure:,.6g}")
     out = console(width=160)
     out.print(table)
-    tried = len(trials.trials)
+    tried = len(_tried(trials))
     without = sum(trial.state == TrialState.PRUNED for trial in trials.trials)
     out.print(f"{tried} trials: {len(best)} points with a figure, {without} trials without")
 

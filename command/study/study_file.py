@@ -279,10 +279,14 @@ def _figure(table: CitedRows, row: Cells) -> float | str | None:
 
 
 def _best(best: schema.Best, rows: list[tuple[int, Cells]]) -> list[tuple[int, Cells]]:
-    """Keep one row a group, in the order in which the groups begin; text is no rival."""
+    """Keep one row a group, in the order in which the groups begin.
+
+    Text and numbers that are not finite do not count.
+    """
     groups: dict[tuple[str, ...], list[tuple[float, int, Cells]]] = {}
     for line, row in rows:
-        if not isinstance(value := _value(row[best.column]), str):
+        value = _value(row[best.column])
+        if not isinstance(value, str) and math.isfinite(value):
             group = tuple(row[column] for column in best.by)
             groups.setdefault(group, []).append((value, line, row))
     choose = max if best.direction == "maximize" else min

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cluster.records import Jobs
 from command.arguments import perform, read_point
 from command.outcome import Status
 from command.tree.nodes import TreeNode, nodes_of, root_of
 from command.tree.submission import submit_due
 from components.config.parent import PARENT
+from components.config.resolve import check_continues
 from components.config.schema.recipe import Recipe, check_recipe, read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder, create_run_folder
@@ -25,7 +27,7 @@ from components.terminal import say
 def plant(root: Path, runs: Mapping[str, Recipe], site: Mapping[str, Any]) -> None:
     """Make the folder of every run below a trunk, each with the place of its parent in it.
 
-    Given again it makes what is missing.
+    Given again it makes what is missing, and renews the recipes of runs that did not begin.
 
     Raises:
         RecipeError: the data of a child cannot be made ready, or a folder cannot be made.
@@ -36,13 +38,15 @@ def plant(root: Path, runs: Mapping[str, Recipe], site: Mapping[str, Any]) -> No
     for node in nodes_of(root.absolute()) if runs else ():
         if node.child.kind != "run":
             continue
-        folder = RunFolder(node.path)
+        folder, tree = RunFolder(node.path), runs[node.name].model_dump(mode="json")
+        tree[PARENT]["run"] = str(node.parent.path)
+        recipe = check_recipe(tree)
         if not folder.recipe.exists():
-            tree = runs[node.name].model_dump(mode="json")
-            tree[PARENT]["run"] = str(node.parent.path)
-            folder = create_run_folder(check_recipe(tree), node.path)
+            create_run_folder(recipe, node.path)
+        elif not Jobs(folder).record.exists():  # a run that was submitted keeps its recipe
+            check_continues(read_recipe(folder.recipe), recipe, folder.path)
+            folder.write_recipe(recipe)
         if not (folder.path / "data.json").exists():
-            recipe = read_recipe(folder.recipe)
             data = prepare_data(recipe, dict(site))
             if recipe.parent is not None and recipe.parent.goes_on:
                 check_parent_data(recipe, data)

@@ -52,7 +52,8 @@ def submit_due(root: Path) -> None:
 def _submit(node: TreeNode) -> None:
     trunk = RunFolder(node.root)
     command = trunk.read("environment.json", EnvironmentRecord).command[2:]
-    site = [word for word in command if word.startswith("site.")]
+    words = Jobs(trunk).chain().words or command  # of the last submission of the trunk
+    site = [word for word in words if word.startswith("site.")]
     if node.child.kind == "evaluate":
         asked, recipe = read_point([*node.words, *site]), read_recipe(node.parent.recipe)
         ask_in_jobs(node.parent, recipe, node.missing, asked, node.name)  # an array at a time

@@ -167,8 +167,9 @@ def damaged(file: Path, problem: str) -> DamagedCheckpointError:
 
 def complete_checkpoints(folder: Path, kind: Kind = "tokens") -> Iterator[Path]:
     """List those with a marker, newest first."""
-    found = sorted(folder.glob(f"{kind}-*/{MARKER}"), reverse=True)
-    return (one.parent for one in found if one.parent.name.removeprefix(f"{kind}-").isdecimal())
+    found = sorted(folder.glob(f"{kind}-*"), reverse=True)
+    named = (one for one in found if one.name.removeprefix(f"{kind}-").isdecimal())
+    return (one for one in named if (one / MARKER).exists())
 
 
 def tokens_of(checkpoint: Path) -> int:

@@ -1,6 +1,7 @@
 """Retention of checkpoints: which stay, room for a new one, copies out of a scratch folder."""
 
 import errno
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ class SavedCheckpoint(NamedTuple):
 class Policy:
     """``last`` ones, the first in every ``every_tokens``, and the ``best`` by held-out loss.
 
-    Those after ``needed`` tokens stay, too: children of the run begin with them.
+    A loss that is not finite is none of the best. Those after ``needed`` tokens stay, too:
+    children of the run begin with them.
     """
 
     last: int
@@ -40,20 +42,24 @@ class Policy:
 
     def kept(self, saved: Sequence[SavedCheckpoint]) -> set[int]:
         """Choose what stays, by its tokens; removing the others changes no later choice."""
-        ordered = sorted(saved)
-        judged = [one for one in ordered if one.held_out_loss is not None]
-        judged.sort(key=lambda one: (one.held_out_loss, one.tokens))
-        chosen = [*ordered[-self.last :], *judged[: self.best]]
-        needed = self.needed & {one.tokens for one in ordered}
-        return {one.tokens for one in chosen} | needed | self.kept_for_good(saved)
+        ordered = sorted(saved, key=lambda checkpoint: checkpoint.tokens)
+        judged = sorted(
+            (loss, tokens)
+            for tokens, loss in ordered
+            if loss is not None and math.isfinite(loss)  # NaN compares as neither less nor more
+        )
+        tokens_kept = {checkpoint.tokens for checkpoint in ordered[-self.last :]}
+        tokens_kept |= {tokens for _, tokens in judged[: self.best]}
+        needed = self.needed & {checkpoint.tokens for checkpoint in ordered}
+        return tokens_kept | needed | self.kept_for_good(ordered)
 
     def kept_for_good(self, saved: Sequence[SavedCheckpoint]) -> set[int]:
         """Choose the first checkpoint at or after every multiple of ``every_tokens``."""
         if self.every_tokens == "none":
             return set()
         firsts: dict[int, int] = {}
-        for one in sorted(saved):
-            firsts.setdefault(one.tokens // self.every_tokens, one.tokens)
+        for tokens in sorted(checkpoint.tokens for checkpoint in saved):
+            firsts.setdefault(tokens // self.every_tokens, tokens)
         return {tokens for multiple, tokens in firsts.items() if multiple}
 
 

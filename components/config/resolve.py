@@ -2,15 +2,14 @@
 
 Checkpoints hold whole tensors under the names of the whole model, and what a step reads is a
 function of the step alone. So a run can go on under any degrees, on any number of ranks and
-under either engine; the keys that say so are those of a few sections.
+under either engine; every key outside the mathematics may change.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from components.config import layout
-from components.config.key_groups import KeyGroup, declared, degrees_that_compute
+from components.config.key_groups import KeyGroup, declared, degrees_that_compute, split
 from components.config.phases import recipe_of, recipes_of
 from components.config.rules.check import check_phases
 from components.config.scale_down import largest_microbatch, scale_down
@@ -20,7 +19,13 @@ from components.config.schema.sections import Cluster, Parallelism, ScaleSection
 from components.config.shape import ModelShape
 from components.config.suggestions import nearest
 from components.config.targets import check_nodes
-from components.config.user_overrides import Tree, UserOverrides, leaves
+from components.config.user_overrides import (
+    Tree,
+    UserOverrides,
+    differences,
+    is_open,
+    leaves,
+)
 from components.errors import RecipeError
 
 MISSING = "???"
@@ -76,7 +81,7 @@ def _drop_unshared(tree: Tree, named: UserOverrides) -> None:
 def _check_sections(tree: Tree) -> None:
     """Types first, so that the rules below can count on them; ``auto`` stands for a number."""
     for path, value in leaves(tree):
-        if value == MISSING:
+        if MISSING in (value if isinstance(value, list) else [value]):
             raise RecipeError(path, "the recipe does not set it", f"set {path}=...")
     check_nodes(tree)
     read_section(Recipe, _without_auto(tree), "")
@@ -96,14 +101,18 @@ def _without_auto(tree: Tree) -> Tree:
     return tree
 
 
-# Where things lie; those that say what is trained may be named, as they are, and not changed.
-_PLACES = ("data.folder", "data.tokenizer_folder", "model.init_from", "data.sources.")
-SECTIONS = ("parallelism", "cluster", "checkpoint", "guard", "watchdog", "profiler")
+# Inputs that follow the mathematics: they may be named again, but not changed.
+_PLACES = ("data.tokenizer_folder", "model.init_from", "data.sources.")
+# Groups of conf/ that may be chosen anew, and sections whose keys may all be set.
+GROUPS = ("checkpoint", "evaluation", "guard", "profiler", "tracking", "watchdog")
+SECTIONS = ("parallelism", "cluster", *GROUPS)
+_COMPOSED = ("scale", "children")  # composing a recipe reads these; a settled one is past that
 # May be `auto`.
 _DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node", "spare_nodes")
-_OF_PHASES = re.compile(r"phases\.[^.]+\.parallelism\.")
 _RECOMPUTE = "parallelism.recompute"
 _NEW_RUN = "start a new run with run=FOLDER"
+# What a run that begins with another's optimizer may change.
+_BRANCHED = ("budget.total_tokens", "schedule", "phases", "data.phases", "optimizer.")
 
 
 def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
@@ -141,32 +150,64 @@ def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     moved = check_recipe(tree)
     for name, after in recipes_of(moved).items():
         check_mathematics(recipe_of(recipe, name), after)
-    assert moved.fingerprint() == recipe.fingerprint()
+    check_continues(recipe, moved, "this run")
     return moved
 
 
 def check_movable(keys: Iterable[str]) -> None:
     """Raise a RecipeError for the first key that may not stand beside ``resume``."""
     for key in keys:
-        known = key.startswith((*_PLACES, *(f"{name}." for name in SECTIONS)))
-        if not known and not _OF_PHASES.match(key):
+        if not is_movable(key) and not key.startswith(_PLACES):
             takes = f"a resumed run takes its recipe from its folder, {key} too"
             movable = ", ".join(f"{name}.*" for name in SECTIONS)
             problem = f"{takes}; beside resume may stand keys of {movable}"
-            raise RecipeError("resume", problem, f"drop {key}, or {_NEW_RUN}")
+            others = "docs/moving.md lists all that may change"
+            remedy = f"drop {key}, or {_NEW_RUN}; {others}"
+            if key.startswith(_BRANCHED):
+                branch = "from.run=FOLDER and from.with=optimizer"
+                remedy += f"; a new run with {branch} starts from this run"
+            raise RecipeError("resume", problem, remedy)
+
+
+def is_movable(key: str) -> bool:
+    """Return whether a run may continue with another value of ``key``.
+
+    A misspelled key of a movable section counts as movable: `_put` names the right spelling.
+    """
+    section, dot, _ = key.partition(".")
+    if section in _COMPOSED or not dot:
+        return key in GROUPS or (not dot and declared(key) is KeyGroup.RECORD)
+    return section in SECTIONS or declared(key) not in {None, KeyGroup.MATHEMATICS}
+
+
+def check_continues(before: Recipe, after: Recipe, run: object) -> None:
+    """Refuse to continue ``run`` with other mathematics.
+
+    Raises:
+        RecipeError: the first keys that differ.
+    """
+    trees = (split(one.model_dump(mode="json")) for one in (before, after))
+    changed = differences(*(tree[KeyGroup.MATHEMATICS] for tree in trees))
+    if changed:
+        pairs = list(changed.items())[:3]
+        listed = [f"{key}: {old!r:.60} there, {new!r:.60} here" for key, (old, new) in pairs]
+        problem = f"{run} holds another recipe: {'; '.join(listed)}"
+        raise RecipeError("run", problem, "keep these values, or name another run=FOLDER")
 
 
 def _put(tree: Tree, key: str, value: Any) -> Any:
-    """Put a value in the place of another, and return that."""
+    """Put a value in the place of another, and return that; open mappings take new keys."""
     *parents, name = key.split(".")
     here: Any = tree
-    for parent in parents:
+    for depth, parent in enumerate(parents):
+        if isinstance(here, dict) and is_open(".".join(parents[: depth + 1])):
+            here.setdefault(parent, {})
         if not isinstance(here.get(parent), dict):
             raise RecipeError(key, "unknown key", nearest(parent, list(here)))
         here = here[parent]
-    if name not in here:
+    if name not in here and not is_open(key):
         raise RecipeError(key, "unknown key", nearest(name, list(here)))
-    before, here[name] = here[name], value
+    before, here[name] = here.get(name), value
     return before
 
 

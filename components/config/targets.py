@@ -142,6 +142,17 @@ def read_signature(target: object, path: str) -> Signature:
     return signatures[name]
 
 
+def takes_place(target: object, key: str, path: str) -> bool:
+    """Tell whether an argument of a class names a file or a folder.
+
+    Raises:
+        RecipeError: there is no such class.
+    """
+    if key not in (arguments := read_signature(target, f"{path}._target_").arguments):
+        return False
+    return any(re.search(r"\bPlaces?\b", choice) for choice in arguments[key])
+
+
 def refuse_foreign(target: object, path: str) -> None:
     """Refuse what is no class's name in a module of ``components``."""
     if not isinstance(target, str) or not TARGET.fullmatch(target):

@@ -4,6 +4,13 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 Tree = MutableMapping[str, Any]
+# Below these keys a user may name what no default lists; a mapping given for one replaces it.
+OPEN = (
+    *("data.shares", "data.sources", "data.phases", "schedule.phases", "published", "assumed"),
+    *("phases", "from", "children"),
+    "cluster.site.environment",
+    "cluster.site.rank_environment",
+)
 
 
 class UserOverrides:
@@ -39,3 +46,17 @@ def leaves(tree: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]]
             yield from leaves(value, here)
         else:
             yield here, value
+
+
+def is_open(path: str) -> bool:
+    """Whether ``path`` is one of the open mappings, or below one."""
+    return any(path == root or path.startswith(f"{root}.") for root in OPEN)
+
+
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Compare two flat mappings: the old and new value of each key that differs."""
+    keys = dict.fromkeys([*before, *after])
+    pairs = {key: (before.get(key), after.get(key)) for key in keys}
+    return {key: (old, new) for key, (old, new) in pairs.items() if old != new}

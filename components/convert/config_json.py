@@ -60,10 +60,8 @@ def read_config(folder: Path) -> ImportedModel:
             recipe says; with the key, the value and the way out.
     """
     file = folder / FILE
-    config = read_mapping(file, remedy=NO_FOLDER)
+    config, family = read_known(file)
     try:
-        family = _find_family(config)
-        _check_keys(config, family)
         section = family.section(config)
         read = family.read(config)
     except RecipeError as error:
@@ -76,6 +74,22 @@ def read_config(folder: Path) -> ImportedModel:
     )
     pieces = config["vocab_size"]
     return ImportedModel(file, config, family, section, pieces, longest, remarks)
+
+
+def read_known(file: Path) -> tuple[dict[str, Any], HFFamily]:
+    """Read a ``config.json`` and the family that knows its keys.
+
+    Raises:
+        RecipeError: there is none, its family is not known, or a key or its kind of value is
+            not one of the family's.
+    """
+    config = read_mapping(file, remedy=NO_FOLDER)
+    try:
+        family = _find_family(config)
+        _check_keys(config, family)
+    except RecipeError as error:
+        raise RecipeError(f"{file}: {error.path}", error.problem, error.remedy) from None
+    return config, family
 
 
 def check_same(imported: ImportedModel, section: Mapping[str, Any]) -> None:

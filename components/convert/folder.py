@@ -1,7 +1,6 @@
 """Write a model as a folder that ``transformers`` loads by itself, with its card."""
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from components.convert.features import Features, read_features
 from components.convert.hf_shards import MAX_SHARD_BYTES, write_shards
 from components.convert.links import FURTHER
 from components.convert.tokenizer import write_tokenizer
+from components.data.files import create_folder
 from components.errors import RecipeError
 from components.run.records import Results
 
@@ -128,21 +128,20 @@ def write_folder(
     features = read_features(section)
     family = choose_family(features)
     check_free(target)
-    beside = target.with_name(f".{target.name}.unfinished")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    ids = write_tokenizer(tokenizer, tokenizer_section, beside, context_tokens=context_tokens)
     count = features.vocab_size if rows == "published" else features.padded_vocab_size
     tensors = their_tensors(model.state_dict(), family, features, rows=count)
-    write_shards(beside, tensors, max_bytes=max_shard_bytes)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    config = make_config(
-        family, features, rows=count, context_tokens=context_tokens, ids=ids, dtype=dtype
-    )
-    for file, tree in ((CONFIG, config), ("generation_config.json", ids)):
-        (beside / file).write_text(json.dumps(tree, indent=2) + "\n", "utf-8")
-    (beside / "README.md").write_text(card, "utf-8")
-    beside.rename(target)
+    with create_folder(target) as beside:
+        ids = write_tokenizer(
+            tokenizer, tokenizer_section, beside, context_tokens=context_tokens
+        )
+        write_shards(beside, tensors, max_bytes=max_shard_bytes)
+        config = make_config(
+            family, features, rows=count, context_tokens=context_tokens, ids=ids, dtype=dtype
+        )
+        for file, tree in ((CONFIG, config), ("generation_config.json", ids)):
+            (beside / file).write_text(json.dumps(tree, indent=2) + "\n", "utf-8")
+        (beside / "README.md").write_text(card, "utf-8")
     return family
 
 

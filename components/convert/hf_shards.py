@@ -1,8 +1,8 @@
 """Safetensors in the layout of the hub: shards of bounded size and an index, read lazily."""
 
 import json
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,12 +67,29 @@ class ShardReader(ExitStack):
     def names(self) -> list[str]:
         return list(self._places)
 
+    def files(self) -> list[str]:
+        return sorted({*self._places.values()})
+
     def read(self, name: str) -> Tensor:
-        return cast("Tensor", self._file(self._places[name]).get_tensor(name))
+        with self._explained(name) as file:
+            return cast("Tensor", file.get_tensor(name))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape from the file's header alone."""
-        return tuple(self._file(self._places[name]).get_slice(name).get_shape())
+        with self._explained(name) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    @contextmanager
+    def _explained(self, name: str) -> Iterator[Any]:
+        """Open the file of a tensor; what the library raises names the file and the tensor."""
+        path = self._folder / self._places[name]
+        try:
+            yield self._file(self._places[name])
+        except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as error:
+            if isinstance(error, RecipeError):
+                raise
+            problem = f"the tensor {name!r} cannot be read: {error}"
+            raise RecipeError(str(path), problem, FETCH) from None
 
     def _file(self, name: str) -> Any:
         if name not in self._files:

@@ -1,6 +1,7 @@
 """The tokenizer of a run as the files that ``AutoTokenizer`` loads, without remote code."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 from sentencepiece import SentencePieceProcessor
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 from tokenizers.pre_tokenizers import Split
+from tokenizers.processors import ByteLevel
 
+from components.data.tokenizer_file import open_engine, open_pieces
 from components.errors import RecipeError
 
 FILE = "tokenizer.json"
@@ -32,15 +35,21 @@ def write_tokenizer(
         engine.save(str(target / FILE))
         shutil.copyfile(source / SENTENCEPIECE_FILE, target / SENTENCEPIECE_FILE)
     elif (source / FILE).is_file():
-        shutil.copyfile(source / FILE, target / FILE)
-        engine = open_engine(source / FILE)
+        engine = open_engine(source / FILE, FETCH)
+        if _adds_nothing(engine):
+            shutil.copyfile(source / FILE, target / FILE)
+        else:
+            engine.post_processor = None
+            engine.no_truncation()
+            engine.no_padding()
+            engine.save(str(target / FILE))
     else:
         problem = f"there is neither {SENTENCEPIECE_FILE} nor {FILE}"
         alone = "of token files alone, with data.tokenizer_folder=FOLDER"
         remedy = f"prepare the run's data again with action=prepare; {alone}"
         raise RecipeError(str(source), problem, remedy)
     roles = _find_roles(engine, section)
-    config = {
+    config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{f"{role}_token": piece for role, piece in roles.items()},
         "model_max_length": context_tokens,
@@ -48,6 +57,11 @@ def write_tokenizer(
         "add_bos_token": False,  # training put nothing before a document
         "add_eos_token": False,
     }
+    if (model := target / SENTENCEPIECE_FILE).is_file():
+        pieces = open_pieces(model)  # text that spells a control piece is plain text to it
+        config["split_special_tokens"] = pieces.is_control(
+            pieces.piece_to_id(str(roles["eos"]))
+        )
     (target / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     return {
         f"{role}_token_id": None if piece is None else engine.token_to_id(piece)
@@ -55,29 +69,23 @@ def write_tokenizer(
     }
 
 
+def _adds_nothing(engine: Tokenizer) -> bool:
+    """Check that the engine's default call returns the ids of the text alone.
+
+    Training encodes without the post-processor: a template such as ``<s> $A`` adds ids that
+    the model has never seen in that place. ``ByteLevel`` changes offsets only.
+    """
+    only_offsets = isinstance(engine.post_processor, ByteLevel | None)
+    return only_offsets and engine.truncation is None and engine.padding is None
+
+
 def count_pieces(folder: Path) -> int | None:
     """Count the pieces of the tokenizer in a folder; None if it has no tokenizer."""
     if (folder / FILE).is_file():
-        return int(open_engine(folder / FILE).get_vocab_size())
+        return int(open_engine(folder / FILE, FETCH).get_vocab_size())
     if (folder / SENTENCEPIECE_FILE).is_file():
-        return int(open_pieces(folder / SENTENCEPIECE_FILE).piece_size())
+        return int(open_pieces(folder / SENTENCEPIECE_FILE, FETCH).piece_size())
     return None
-
-
-def open_engine(file: Path) -> Tokenizer:
-    """Load ``tokenizer.json``, or raise a RecipeError if it is none."""
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the engine raises nothing more special
-        raise RecipeError(str(file), f"is not a tokenizer: {error}", FETCH) from error
-
-
-def open_pieces(file: Path) -> SentencePieceProcessor:
-    """Load a SentencePiece model, or raise a RecipeError if it is none."""
-    try:
-        return SentencePieceProcessor(model_file=str(file))
-    except (OSError, RuntimeError) as error:
-        raise RecipeError(str(file), f"is not a SentencePiece model: {error}", FETCH) from error
 
 
 def convert_sentencepiece(model: Path, section: Mapping[str, Any]) -> Tokenizer:
@@ -96,7 +104,7 @@ def convert_sentencepiece(model: Path, section: Mapping[str, Any]) -> Tokenizer:
         problem = f"{given}, cannot be converted exactly"
         remedy = "nfkc and identity can, with remove_extra_whitespaces=false"
         raise RecipeError("tokenizer.normalization_rule_name", problem, remedy)
-    processor = open_pieces(model)
+    processor = open_pieces(model, FETCH)
     # The pieces that are taken from a text whole come after the unknown one.
     roles = section["special_pieces"]
     special = [*dict.fromkeys(roles[role] for role in ("bos", "eos", "pad", "eod"))]
@@ -105,8 +113,10 @@ def convert_sentencepiece(model: Path, section: Mapping[str, Any]) -> Tokenizer:
     prefix = [normalizers.Prepend(UNDERLINE)] if section["add_dummy_prefix"] else []
     steps = [*_NORMALIZERS[rule], *prefix, normalizers.Replace(" ", UNDERLINE)]
     engine.normalizer = normalizers.Sequence(steps)
-    # A text that spells the piece of a byte, or the unknown one, is no such piece.
-    engine.pre_tokenizer = Split(Regex(r"<(?=(0x[0-9A-F]{2}|unk)>)"), behavior="isolated")
+    # Text may spell the piece of a byte, a control piece or the unknown one: it is none.
+    controls = [processor.id_to_piece(i) for i in range(1, learnt) if processor.is_control(i)]
+    ends = "|".join([r"0x[0-9A-F]{2}>", "unk>", *(re.escape(piece[1:]) for piece in controls)])
+    engine.pre_tokenizer = Split(Regex(f"<(?={ends})"), behavior="isolated")
     strip = [decoders.Strip(" ", 1, 0)] if section["add_dummy_prefix"] else []
     engine.decoder = decoders.Sequence([
         *(decoders.Replace(UNDERLINE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip)
@@ -139,9 +149,9 @@ def _model_of(
         for end in range(1, len(piece))
         if piece[:end] in order and piece[end:] in order
     ]
-    return models.BPE(
-        ids, merges, unk_token=processor.id_to_piece(unknown), byte_fallback=fallback
-    )
+    name = processor.id_to_piece(unknown)
+    # SentencePiece gives one unknown piece for characters in a row that are none.
+    return models.BPE(ids, merges, unk_token=name, fuse_unk=True, byte_fallback=fallback)
 
 
 def _scored_pieces(processor: SentencePieceProcessor) -> list[tuple[str, float]]:
@@ -159,9 +169,14 @@ def _scored_pieces(processor: SentencePieceProcessor) -> list[tuple[str, float]]
 
 
 def _find_roles(engine: Tokenizer, section: Mapping[str, Any]) -> dict[str, str | None]:
-    """Find the pieces that have a role; ``eos`` is what training put after each document."""
+    """Find the pieces that have a role; ``eos`` is what training put after each document.
+
+    A piece of the model's own vocabulary has none: ``transformers`` would add it as a special
+    token, and encode texts that spell it in another way than training did.
+    """
+    added = {token.content for token in engine.get_added_tokens_decoder().values()}
     known = {
-        role: next((name for name in names if engine.token_to_id(name) is not None), None)
+        role: next((name for name in names if name in added), None)
         for role, names in _SPELLINGS.items()
     }
     return {"eos": section.get("special_pieces", section)["eod"], **known}

@@ -19,8 +19,10 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Engine
 from tokenizers.trainers import BpeTrainer
 
+from components.data.engine_check import PROBES, check_end, check_engine
 from components.data.files import REBUILD, replace_atomically
 from components.data.tokenizer import Encode, Ids, Tokenizer, encode_in_parts
+from components.data.tokenizer_file import open_engine, panics_refused, trust
 from components.errors import RecipeError
 from components.ranges import Count
 
@@ -32,17 +34,6 @@ except ImportError:  # a machine without a wheel: all is the same, but slower
 FILE_NAME = "tokenizer.json"
 NUM_BYTES = 256
 SHORTEST_SPACE_RUN = 2
-PROBES = (
-    "I'll say they'd 'VE it's, don't\u2019t; x\u0301e\u0301 \u00e9 \u2126\u212b \ufb01",
-    "  two   three\ttab \r\n\r\n \n end \u00a0 \x85 \u2028 \u3000 ",
-    "nul\x00 \x1c \x1f \x7f bom\ufeff \u200b \u200d \ufffd \uffff \U0010ffff",
-    "12 3456 \u0661\u0662 \u096a \u00b2\u00bd \u2167 a1b22 1,000.50%",
-    "a(b|c)d.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c x ,. y __init__(self) -> {}; //",
-    "\u0395\u03bb\u03bb \u0420\u0443\u0441 \u05e2\u05d1\u05e8 \u0639\u0631\u0628\u064a\u0651",
-    "\u0939\u093f\u0928\u094d\u0926\u0940 \u6f22\u5b57\u304b\u306a \u30ab\u30bf\u30ca",
-    "\ud55c\uad6d \u1100\u1161\u11a8 \u0e44\u0e17\u0e22 \U0001f3f3\ufe0f\u200d\U0001f308",
-    "\U0001f44d\U0001f3fd \U00020000 " + "word" * 500 + " " * 70 + "\n" * 70,
-)
 
 # Left open, the engine complains on standard error in every process forked after its first use.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -130,8 +121,10 @@ class ByteBPE(Tokenizer):
             AddedToken(piece, normalized=False, special=piece in self._special)
             for piece in self._last
         ])
+        content = engine.to_str(pretty=True).encode() + b"\n"
+        trust(content)
         with replace_atomically(folder / FILE_NAME) as file:
-            file.write(engine.to_str(pretty=True).encode() + b"\n")
+            file.write(content)
         self.load(folder)
 
     def load(self, folder: Path) -> None:
@@ -143,16 +136,15 @@ class ByteBPE(Tokenizer):
         path = folder / FILE_NAME
         if not path.is_file():
             raise RecipeError(str(path), "there is no tokenizer", REBUILD)
-        try:
-            content = path.read_text("utf-8")
-            engine = Engine.from_str(content)
-        except Exception as error:  # the engine raises nothing more special
-            raise RecipeError(str(path), f"is not a tokenizer ({error})", REBUILD) from error
+        engine = open_engine(path, REBUILD)
         self._check_size(path, engine.get_vocab_size())
         eod = self._settings["eod"]
         if engine.token_to_id(eod) != self.eod_id:
             raise RecipeError(str(path), f"does not give {eod} id {self.eod_id:,}", REBUILD)
-        self._engine, self._fast = engine, open_fast(content, engine)
+        check_engine(str(path), engine)
+        check_end(str(path), engine, eod)
+        self._engine = engine
+        self._fast = open_fast(path.read_text("utf-8"), engine)
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of each text, on ``RAYON_NUM_THREADS``; no special piece is added."""
@@ -160,9 +152,10 @@ class ByteBPE(Tokenizer):
 
     def _encode(self, texts: list[str]) -> list[Ids]:
         assert self._engine is not None, "train or load first"
-        if self._fast is not None:
-            return self._fast(texts)
-        encoded = self._engine.encode_batch_fast(texts, add_special_tokens=False)
+        with panics_refused(FILE_NAME):
+            if self._fast is not None:
+                return self._fast(texts)
+            encoded = self._engine.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -186,7 +179,8 @@ def open_fast(tokenizer_json: str, engine: Engine) -> Encode | None:
     if fastokens is None:
         return None
     try:
-        fast = fastokens.Tokenizer.from_json_str(tokenizer_json)
+        with panics_refused(FILE_NAME):
+            fast = fastokens.Tokenizer.from_json_str(tokenizer_json)
     except Exception:  # noqa: BLE001  # it names no error of its own for what it does not know
         return None
 

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,10 +14,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from components.errors import RecipeError
+from components.ranges import Tokens
 
 REBUILD = "delete its folder and run action=prepare again"
 BLOCK_BYTES = 1 << 20
 HASHES = "hashes.jsonl"
+SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in the texts of Rust's errors
 # A file that was changed just now may change again without a new time: clocks are coarse, and
 # a file system on the network may tell of a change late.
 SETTLED_SECONDS = 60.0
@@ -30,7 +34,7 @@ class FileRecord:
 
     name: str
     sha256: str
-    bytes: int
+    bytes: Tokens
 
 
 def read_blocks(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -52,9 +56,13 @@ def verify_file(folder: Path, record: FileRecord, *, contents: bool) -> None:
     """Compare a file with its record: always its size, its hash only with ``contents``.
 
     Raises:
-        RecipeError: the file is missing, shorter or longer than recorded, or edited.
+        RecipeError: the file is missing, shorter or longer than recorded, or edited; or it is
+            a link that leads out of the folder.
     """
     path = folder / record.name
+    is_inside = Path(record.name).is_absolute() or not path.is_symlink()
+    if not is_inside and not path.resolve().is_relative_to(folder.resolve()):
+        raise RecipeError(str(path), "is a link that leads out of its folder", REBUILD)
     if not path.is_file():
         raise RecipeError(str(path), "is missing, but the manifest lists it", REBUILD)
     found_bytes = path.stat().st_size
@@ -78,6 +86,57 @@ def check_regular(path: Path, where: str) -> None:
 
 
 @contextmanager
+def writing(path: Path, partial: Path) -> Iterator[None]:
+    """Remove ``partial``, which is to become ``path``; name ``path`` in the system's errors.
+
+    Libraries in Rust put the system's error into the text of one of their own.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None and not str(error.filename).startswith(str(partial)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:
+        if (found := SYSTEM_ERROR.search(str(error))) is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):
+            partial.unlink()
+
+
+@contextmanager
+def complete_or_removed(folder: Path) -> Iterator[None]:
+    """Remove a new folder if what fills it fails."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def create_folder(path: Path) -> Iterator[Path]:
+    """Fill a folder beside ``path`` that takes its place if nothing is raised."""
+    partial = path.with_name(f".{path.name}.unfinished")
+    with writing(path, partial):
+        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+        partial.mkdir(parents=True)
+        yield partial
+        partial.rename(path)
+    sync_folder(path.parent)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file that is whole or absent; see :func:`replace_atomically`."""
+    with replace_atomically(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
 def replace_atomically(path: Path) -> Iterator[BinaryIO]:
     """Open a file beside ``path`` that takes its place once it is complete and on disk.
 
@@ -86,14 +145,12 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
     """
     check_regular(path, str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with writing(path, partial):
         with partial.open("wb", buffering=BLOCK_BYTES) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
@@ -105,15 +162,13 @@ def create_atomically(path: Path, content: bytes) -> Iterator[Path]:
         FileExistsError: something has that name already.
     """
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
-    try:
+    with writing(path, partial):
         with partial.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         yield partial
         path.hardlink_to(partial)
-    finally:
-        partial.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
@@ -157,7 +212,7 @@ class HashCache(HashFile):
         self._drawn: dict[str, TextHash] = {}
         with suppress(OSError):  # not there, or not for this user to read
             for line in path.read_bytes().splitlines():
-                with suppress(ValueError, TypeError, KeyError):  # half a line, or no entry
+                with suppress(ValueError, TypeError, KeyError, RecursionError):  # no entry
                     self._remember(json.loads(line))
 
     def __call__(self, path: Path, start: int = 0, end: int | None = None) -> str:

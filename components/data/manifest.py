@@ -4,8 +4,10 @@ It is written last. A folder without a manifest is not prepared data.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,12 +15,15 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from components.data.files import REBUILD, FileRecord, replace_atomically, verify_file
-from components.data.token_file import TokenFileRecord
+from components.data.token_file import TokenFileRecord, little_endian
 from components.errors import RecipeError
-from components.json_file import parse_json
+from components.json_file import open_regular, parse_json
+from components.ranges import Count, Tokens
 
 FORMAT_VERSION = 2
 FILE_NAME = "manifest.json"
+MOST_BYTES = 1 << 28
+MOST_NAME_BYTES = 255  # of a file's name, on any system
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,8 @@ class TokenizerRecord:
 
     settings: Mapping[str, Any]
     files: tuple[FileRecord, ...]
-    vocab_size: int
-    eod_id: int
+    vocab_size: Count
+    eod_id: Tokens
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class SourceRecord:
     """One source: what was read (paths or embedded corpora) and its token files, in order."""
 
     inputs: tuple[FileRecord, ...]
-    documents: int
+    documents: Tokens
     train: tuple[TokenFileRecord, ...]
     held_out: tuple[TokenFileRecord, ...]
 
@@ -56,13 +61,13 @@ class StageCounts:
     ``languages`` counts documents out; ``replaced`` counts places in them, by kind.
     """
 
-    documents_in: int
-    documents_out: int
-    bytes_in: int
-    bytes_out: int
-    languages: Mapping[str, int]
-    removed: Mapping[str, int]
-    replaced: Mapping[str, int]
+    documents_in: Tokens
+    documents_out: Tokens
+    bytes_in: Tokens
+    bytes_out: Tokens
+    languages: Mapping[str, Tokens]
+    removed: Mapping[str, Tokens]
+    replaced: Mapping[str, Tokens]
 
 
 @dataclass(frozen=True)
@@ -99,17 +104,24 @@ class Manifest:
         """Read the manifest of a prepared folder; its files are not looked at.
 
         Raises:
-            RecipeError: there is none, it is not JSON, or another version wrote it.
+            RecipeError: there is none, it is not JSON, another version wrote it, or it
+                contradicts itself.
         """
         path = folder / FILE_NAME
         if not path.is_file():
             problem = "there is no manifest: nothing complete was prepared"
             raise RecipeError(str(path), problem, REBUILD)
         try:
-            tree = parse_json(path.read_bytes(), finite=True)
+            with open_regular(path) as file:
+                content = file.read(MOST_BYTES + 1)
+            if len(content) > MOST_BYTES:
+                raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
+            tree = parse_json(content, finite=True)
             version = tree["format_version"]
             if version == FORMAT_VERSION:  # whose files name stages, if only none
-                return TypeAdapter(cls).validate_python({**tree, "stages": tree["stages"]})
+                manifest = _adapter().validate_python({**tree, "stages": tree["stages"]})
+                manifest._check()
+                return manifest
         except (ValueError, KeyError, TypeError) as error:
             reason = repr(error)
             if isinstance(error, ValidationError):
@@ -117,6 +129,62 @@ class Manifest:
             raise RecipeError(str(path), f"is not a manifest ({reason})", REBUILD) from error
         problem = f"has format {version!r}, this version reads {FORMAT_VERSION}"
         raise RecipeError(str(path), problem, REBUILD)
+
+    def _check(self) -> None:
+        """Compare its statements with one another.
+
+        Raises:
+            ValueError: what is wrong.
+        """
+        if self.tokenizer.eod_id >= self.tokenizer.vocab_size:
+            raise ValueError(f"eod_id {self.tokenizer.eod_id:,} is outside the vocabulary")
+        for source in self.sources.values():
+            for part in (*source.train, *source.held_out):
+                end = part.first_token + part.tokens
+                if end * little_endian(part.dtype).itemsize > part.bytes:
+                    raise ValueError(f"{part.name!r} holds less than {end:,} tokens")
+        for record in self.files():
+            name = record.name
+            is_plain = Path(name).name == name != ".." and name.isprintable()
+            is_short = is_plain and len(name.encode()) <= MOST_NAME_BYTES
+            if not (is_short or Path(name).is_absolute()):
+                raise ValueError(f"{name!r} is not the name of a file in the folder")
+
+    def check_recipe(
+        self,
+        folder: Path,
+        *,
+        names: Iterable[str],
+        vocab_size: int,
+        tokens: Collection[str],
+        root: str | None = None,
+    ) -> None:
+        """Compare it with the recipe that reads the folder.
+
+        ``names`` are the recipe's sources. ``tokens`` are prefixes and patterns of the token
+        files that are read in place, relative to ``root``, which is the current folder.
+
+        Raises:
+            RecipeError: another vocabulary, a source that is missing, or a file outside of the
+                folder that the recipe does not name.
+        """
+        path, found = str(folder / FILE_NAME), self.tokenizer.vocab_size
+        if found != vocab_size:
+            problem = f"has ids below {found:,}, tokenizer.vocab_size is {vocab_size:,}"
+            raise RecipeError(path, problem, REBUILD)
+        if missing := sorted({*names} - self.sources.keys()):
+            raise RecipeError(path, f"lacks the source {missing[0]}", REBUILD)
+        here = str(Path.cwd()) if root is None else root
+        plain = (prefix.removesuffix(".idx").removesuffix(".bin") for prefix in tokens)
+        allowed = [f"{Path(here, prefix)}.bin" for prefix in plain]
+        for record in self.files():
+            name = record.name
+            is_named = ".." not in Path(name).parts and any(
+                fnmatchcase(name, one) for one in allowed
+            )
+            if Path(name).is_absolute() and not is_named:
+                problem = f"reads {name}, which the recipe does not name"
+                raise RecipeError(path, problem, REBUILD)
 
     def verify(self, folder: Path, *, contents: bool) -> None:
         """Compare every listed file with its record; see :func:`verify_file`.
@@ -135,3 +203,8 @@ class Manifest:
         sources = ((*one.train, *one.held_out) for one in self.sources.values())
         records = [*self.tokenizer.files, *chain.from_iterable(sources)]
         yield from {record.name: record for record in records}.values()
+
+
+@cache
+def _adapter() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from components.data.files import replace_atomically
+from components.data.files import check_regular, replace_atomically
 from components.data.manifest import Manifest, SourceRecord
 from components.data.token_file import OpenFiles, ShardedTokens
 from components.errors import RecipeError
@@ -28,6 +28,7 @@ Numbers = npt.NDArray[np.int64]
 GROUP_DOCUMENTS = 1 << 18  # of usual text some hundred million tokens, thousands of long rows
 BLOCK_TOKENS = 1 << 22
 FOLDER, NUMBER = "packed", np.dtype("<i8")
+REPACK = f"delete the folder {FOLDER} and run action=prepare again"
 
 
 def cut_documents(ends: Numbers, first: int, length: int) -> Numbers:
@@ -94,6 +95,7 @@ class PackedRows:
     pieces: Numbers
     begins: Numbers
     tokens: int
+    file: Path
 
     def __len__(self) -> int:
         return len(self.begins) - 1
@@ -103,7 +105,13 @@ class PackedRows:
 
         A piece that fills a row is followed by what follows it in the document.
         """
-        pieces = self.pieces[self.begins[row] : self.begins[row + 1]].tolist()
+        begin, end = self.begins[row], self.begins[row + 1]
+        pieces = self.pieces[max(begin, 0) : end].tolist()
+        is_sound = len(pieces) == end - begin > 0 and all(
+            0 <= start < start + size <= len(tokens) for start, size in pieces
+        )
+        if not is_sound or sum(size for _, size in pieces) > length:
+            raise RecipeError(str(self.file), f"row {row:,} is damaged", REPACK)
         whole = len(pieces) == 1 and pieces[0][1] == length
         parts = [tokens.read(start, start + size + whole) for start, size in pieces]
         found = np.full(length + 1, eod_id, np.int64)
@@ -157,12 +165,18 @@ def open_rows(folder: Path, name: str, source: SourceRecord, *, length: int) -> 
     if not has_rows(folder, name, length):
         problem = f"is not there: nobody packed {name} in rows of {length:,} tokens"
         raise RecipeError(str(files[0]), problem, "run action=prepare with this recipe")
-    *begins, tokens = (numbers := np.memmap(files[1], NUMBER, "r"))[-2:]
+    for file in files:
+        check_regular(file, str(file))
+    try:
+        *begins, tokens = (numbers := np.memmap(files[1], NUMBER, "r"))[-2:]
+        found = np.memmap(files[0], NUMBER, "r") if int(begins[0]) else np.empty(0, NUMBER)
+        pieces = found.reshape(-1, 2)
+    except (ValueError, IndexError) as error:  # empty, or cut
+        raise RecipeError(str(files[1]), f"is damaged: {error}", REPACK) from None
     if int(tokens) != source.train_tokens:
         problem = f"has {tokens:,} tokens, the manifest says {source.train_tokens:,}"
-        raise RecipeError(str(files[1]), problem, f"delete {files[1].parent}, prepare again")
-    pieces = np.memmap(files[0], NUMBER, "r") if int(begins[0]) else np.empty(0, NUMBER)
-    return PackedRows(pieces.reshape(-1, 2), numbers[:-1], int(tokens))
+        raise RecipeError(str(files[1]), problem, REPACK)
+    return PackedRows(pieces, numbers[:-1], int(tokens), files[0])
 
 
 def has_rows(folder: Path, name: str, length: int) -> bool:

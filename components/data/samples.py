@@ -62,7 +62,7 @@ class PackedSamples(Dataset[torch.Tensor]):
         sequence_length: int,
         packed: bool = False,
     ) -> None:
-        files = OpenFiles(folder=folder)
+        files = OpenFiles(folder=folder, vocab_size=manifest.tokenizer.vocab_size)
         self._rows = {
             name: open_rows(folder, name, source, length=sequence_length)
             for name, source in manifest.sources.items()
@@ -94,7 +94,8 @@ class HeldOutWindows:
     def __init__(
         self, *, folder: Path, manifest: Manifest, sequence_length: int, max_windows: int
     ) -> None:
-        self._files, self._manifest = OpenFiles(folder=folder), manifest
+        size = manifest.tokenizer.vocab_size
+        self._files, self._manifest = OpenFiles(folder=folder, vocab_size=size), manifest
         self._sequence_length, self._max_windows = sequence_length, max_windows
 
     @property

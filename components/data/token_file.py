@@ -16,8 +16,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from components.data.files import FileRecord, replace_atomically, verify_file
+from components.data.files import REBUILD, FileRecord, replace_atomically, verify_file
 from components.data.tokenizer import Tokenizer
+from components.errors import RecipeError
+from components.ranges import MOST
+from components.ranges import Tokens as TokenCount
 
 Width = Literal["uint16", "uint32", "int32"]
 Tokens = np.ndarray[tuple[int], np.dtype[Any]]
@@ -35,10 +38,10 @@ class TokenFileRecord(FileRecord):
     ``tokens`` counts the end-of-document ids too; hash and size are those of the whole file.
     """
 
-    tokens: int
-    documents: int
+    tokens: TokenCount
+    documents: TokenCount
     dtype: Width
-    first_token: int = 0
+    first_token: TokenCount = 0
 
 
 def width_of(vocab_size: int) -> Width:
@@ -140,15 +143,32 @@ class OpenFiles:
     """Map token files on first use; beyond ``most_open`` the one used longest ago is closed.
 
     ``tokens`` is :func:`open_token_file` of a record in the folder; keep no view of what it
-    gives. A copy sent to another process carries paths, not tokens.
+    gives. A copy sent to another process carries paths, not tokens. Every id that is read has
+    to be below ``vocab_size``: the files are too large to check all of them beforehand.
     """
 
-    def __init__(self, *, folder: Path, most_open: int = MOST_OPEN) -> None:
-        self._folder, self._most_open = folder, most_open
+    def __init__(
+        self, *, folder: Path, vocab_size: int = MOST, most_open: int = MOST_OPEN
+    ) -> None:
+        self._folder, self._vocab_size, self._most_open = folder, vocab_size, most_open
         self.tokens = lru_cache(most_open)(partial(open_token_file, folder))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(OpenFiles, folder=self._folder, most_open=self._most_open), ()
+        options = {"vocab_size": self._vocab_size, "most_open": self._most_open}
+        return partial(OpenFiles, folder=self._folder, **options), ()
+
+    def read(self, record: TokenFileRecord, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Copy a stretch of one file's tokens.
+
+        Raises:
+            RecipeError: the file is not as recorded, or holds an id outside the vocabulary.
+        """
+        ids = self.tokens(record)[start:stop].astype(np.int64)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocab_size:
+            wrong = next(int(one) for one in ids if not 0 <= one < self._vocab_size)
+            problem = f"holds token id {wrong:,}, the vocabulary has {self._vocab_size:,} ids"
+            raise RecipeError(str(self._folder / record.name), problem, REBUILD)
+        return ids
 
 
 class ShardedTokens:
@@ -168,8 +188,7 @@ class ShardedTokens:
         shard = bisect_right(self._ends, start)
         while start < stop:
             first = self._ends[shard] - self._records[shard].tokens
-            tokens = self._files.tokens(self._records[shard])
-            parts.append(tokens[start - first : stop - first].astype(np.int64))
+            parts.append(self._files.read(self._records[shard], start - first, stop - first))
             start += len(parts[-1])
             shard += 1
         return np.concatenate(parts)

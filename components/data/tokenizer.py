@@ -95,5 +95,8 @@ class Tokenizer(ABC):
 
     def _too_few(self, found: int) -> RecipeError:
         problem = f"{self.vocab_size:,} pieces, but the text supports at most {found:,}"
-        remedy = f"set tokenizer.vocab_size={found}, or raise data.tokenizer_sample_bytes"
+        remedy = (
+            f"set tokenizer.vocab_size={found}, or train on more text: name more files, and "
+        )
+        remedy += "raise data.tokenizer_sample_bytes if it is a number"
         return RecipeError("tokenizer.vocab_size", problem, remedy)

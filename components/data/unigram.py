@@ -15,11 +15,13 @@ import sentencepiece
 
 from components.data.files import REBUILD, replace_atomically
 from components.data.tokenizer import Ids, Tokenizer, encode_in_parts
+from components.data.tokenizer_file import open_pieces, trust
 from components.errors import RecipeError
 from components.ranges import Count, Share
 
 FILE_NAME = "tokenizer.model"
 UNIGRAM = "unigram"
+SPACE = "\u2581"  # SentencePiece's mark
 UNKNOWN_ID = 0
 SHUFFLE_SEED = 0
 ERRORS_ONLY = 2
@@ -113,6 +115,7 @@ class Unigram(Tokenizer):
             )
         except RuntimeError as error:
             raise failures[0] if failures else self._explain(str(error)) from error
+        trust(model.getvalue())
         with replace_atomically(folder / FILE_NAME) as file:
             file.write(model.getvalue())
         self.load(folder)
@@ -126,16 +129,24 @@ class Unigram(Tokenizer):
         path = folder / FILE_NAME
         if not path.is_file():
             raise RecipeError(str(path), "there is no tokenizer", REBUILD)
-        content = path.read_bytes()
-        try:
-            # An empty model would load, and only complain on standard error.
-            processor = content and sentencepiece.SentencePieceProcessor(model_proto=content)
-        except RuntimeError:
-            processor = None
-        if not processor:
-            raise RecipeError(str(path), "is not a SentencePiece model", REBUILD)
+        processor = open_pieces(path, REBUILD)
         self._check_size(path, processor.piece_size())
+        for key, found, stated in self._described(processor):
+            if found != stated:
+                problem = f"has {found!r}, by tokenizer.{key} it would be {stated!r}"
+                raise RecipeError(str(path), problem, REBUILD)
         self._processor = processor
+
+    def _described(self, processor: Any) -> Iterator[tuple[str, object, object]]:
+        """Yield keys, what the model does, and what they state: exports follow them."""
+        settings, last = self._settings, processor.piece_size() - 1
+        eod = processor.id_to_piece(min(self.eod_id, last))
+        yield "special_pieces.eod", eod, settings["special_pieces"]["eod"]
+        has_bytes = any(map(processor.is_byte, range(last + 1)))
+        yield "byte_fallback", has_bytes, settings["byte_fallback"]
+        first, more = settings["add_dummy_prefix"], not settings["remove_extra_whitespaces"]
+        stated = SPACE * (first + more) + "1" + SPACE * (1 + more) + "2"
+        yield "add_dummy_prefix", processor.normalize(" 1  2"), stated
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of each text, on one thread; no special piece is added."""

@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from components.child_process import python_environment
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.planner import communication
@@ -28,7 +29,6 @@ from components.planner.products import head_product, layer_products, mtp_produc
 from components.planner.software import SoftwareSpeed
 from components.planner.time import again_fraction, averaged_bytes
 from components.run.folder import RunFolder, create_run_folder
-from components.train.launch import ROOT
 from components.versions import TORCH, installed, release_of
 
 _AT_A_TIME = 2
@@ -121,7 +121,7 @@ def _play(folder: RunFolder, say: Callable[[str], None], role: Role) -> Found:
     program = [sys.executable, "-m", "components.dryrun.rehearsal"]
     done = subprocess.run(
         [*program, str(folder.path), str(role.rank)],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=python_environment(os.environ | {"OMP_NUM_THREADS": "1"}),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from components.child_process import tool_environment
 from components.energy.counters import (
     MOST_WATTS,
     EnergyCounter,
@@ -122,7 +123,12 @@ def _ask_smi() -> list[str]:
     """Return microjoules of each device that ``rocm-smi`` lists."""
     try:
         done = subprocess.run(
-            _ASK, capture_output=True, text=True, timeout=_SECONDS, check=True
+            _ASK,
+            env=tool_environment(),
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=True,
         )
         tree = json.loads(done.stdout[done.stdout.index("{") :])  # warnings may come before
         return [one[_MICROJOULES] for name, one in tree.items() if name.startswith("card")]

@@ -22,7 +22,8 @@ from jinja2.sandbox import SandboxedEnvironment
 from components.data.files import record_file
 from components.distributed.devices import compute_dtype, device_type
 from components.errors import RecipeError
-from components.evaluate.tasks import LmEvalTask, load_task
+from components.evaluate.received import read_received, staged_folder
+from components.evaluate.tasks import BY_A_TASK, LmEvalTask, explain_failure, load_task
 from components.evaluate.text_loss import Tree, versions
 from components.json_file import open_regular, parse_json
 
@@ -62,7 +63,6 @@ def ask_tasks(
             or a task whose data are not at hand.
     """
     with (
-        tempfile.TemporaryDirectory() as aside,
         # What lm-eval ships are thousands of files: they are indexed only for one of theirs.
         open_harness(
             folder,
@@ -70,10 +70,17 @@ def ask_tasks(
             most_rows=most_rows,
             shipped=any(task.config is None for task in tasks),
         ) as harness,
+        tempfile.TemporaryDirectory() as aside,
     ):
         manager = harness.manager
         loaded = [one for task in tasks for one in load_task(task, manager, Path(aside))]
-        found = harness.ask(loaded)
+        own = [task.name for task in tasks if task.config is not None]
+        try:
+            found = harness.ask(loaded)
+        except BY_A_TASK as error:
+            if isinstance(error, RecipeError) or not own:
+                raise
+            raise explain_failure(",".join(own), error) from error
     if found is None:
         return {}
     files = {task.name: task.files for task in tasks}  # a group that was asked has none
@@ -108,6 +115,7 @@ class Harness:
     """lm-eval with the model of a folder; ``manager`` has its tasks."""
 
     folder: Path
+    staged: Path
     compute: str | None
     most_rows: int
     manager: Any
@@ -116,21 +124,15 @@ class Harness:
     def model(self) -> Any:
         """lm-eval's ``HFLM`` on its rank's device, loaded when the first task is asked."""
         from lm_eval.models.huggingface import HFLM
-        from transformers import AutoModelForCausalLM, AutoTokenizer
 
         accelerator = _accelerator()
         device = (
             torch.device(device_type("auto")) if accelerator is None else accelerator.device
         )
         dtype = "auto" if self.compute is None else compute_dtype(self.compute, device)
-        safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            self.folder, dtype=dtype, use_safetensors=True, **safe
-        )
+        model, tokenizer = read_received(self.staged, dtype, self.folder)
         harness_model = HFLM(
-            pretrained=model.to(device),
-            tokenizer=AutoTokenizer.from_pretrained(self.folder, **safe),
-            batch_size=self.most_rows,
+            pretrained=model.to(device), tokenizer=tokenizer, batch_size=self.most_rows
         )
         if accelerator is not None:  # a model that is loaded is taken for that of one process
             harness_model.accelerator = accelerator
@@ -169,13 +171,16 @@ def open_harness(
         RecipeError: no folder of Hugging Face, or a folder with code.
     """
     _check_folder(folder)
-    from lm_eval import utils
+    with staged_folder(folder) as staged:
+        from lm_eval import utils  # only for a folder that passed
 
-    newline = utils.env.keep_trailing_newline
-    guarded = SandboxedEnvironment(undefined=utils.env.undefined, keep_trailing_newline=newline)
-    guarded.filters.update(utils.env.filters)
-    with contextlib.redirect_stdout(sys.stderr), patch.object(utils, "env", guarded):
-        yield Harness(folder, compute, most_rows, task_manager(shipped=shipped))
+        newline = utils.env.keep_trailing_newline
+        guarded = SandboxedEnvironment(
+            undefined=utils.env.undefined, keep_trailing_newline=newline
+        )
+        guarded.filters.update(utils.env.filters)
+        with contextlib.redirect_stdout(sys.stderr), patch.object(utils, "env", guarded):
+            yield Harness(folder, staged, compute, most_rows, task_manager(shipped=shipped))
 
 
 def _accelerator() -> Any:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from components.child_process import python_environment
 from components.data.files import replace_atomically
 from components.distributed.devices import count_devices, device_type
 from components.errors import RecipeError
 from components.evaluate.text_loss import Tree
 from components.fault_tolerance.failures import FIRST_FAILURE, recipe_error
-from components.train.launch import ROOT
 
 
 def ranks_here(ranks: int | None) -> int:
@@ -49,7 +49,7 @@ def ask_ranks(module: str, work: str, ranks: int) -> Tree:
             *("-m", module, str(file), str(answer)),
         ]
         threads = str(max(1, (os.cpu_count() or 1) // ranks))
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": threads}
+        environment = python_environment(os.environ | {"OMP_NUM_THREADS": threads})
         # What the first rank says is no result, which standard output is for.
         status = subprocess.run(command, env=environment, stdout=sys.stderr).returncode
         if status:

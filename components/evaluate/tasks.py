@@ -10,6 +10,12 @@ from jinja2 import TemplateError
 from components.config.suggestions import nearest
 from components.errors import RecipeError
 
+# What lm-eval raises for a task, its templates or its data; all of torch's are RuntimeErrors.
+BY_A_TASK = (
+    *(TemplateError, ValueError, TypeError, LookupError, SyntaxError, ArithmeticError),
+    *(AttributeError, AssertionError, RecursionError, NotImplementedError, MemoryError),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LmEvalTask:
@@ -45,12 +51,17 @@ def load_task(task: LmEvalTask, manager: Any, aside: Path) -> list[Any]:
             f"its data set is not at hand: {first_line(error)}",
             "fetch it where there is a network (HF_HOME is its cache) and carry that over",
         ) from None
-    except (TemplateError, ValueError, TypeError, KeyError, SyntaxError) as error:
-        problem = f"lm-eval cannot use it: {type(error).__name__}: {first_line(error)}"
-        raise RecipeError(f"tasks.{task.name}", problem, "mend the task file") from None
+    except BY_A_TASK as error:
+        raise explain_failure(task.name, error) from None
     if task.name in built.get("groups", {}):
         return [built["groups"][task.name]]
     return list(built["tasks"].values())
+
+
+def explain_failure(name: str, error: Exception) -> RecipeError:
+    """Describe what lm-eval raised for a task."""
+    problem = f"lm-eval cannot use it: {type(error).__name__}: {first_line(error)}"
+    return RecipeError(f"tasks.{name}", problem, "correct the task file or its data")
 
 
 def _check_metrics(task: LmEvalTask) -> None:

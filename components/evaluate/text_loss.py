@@ -18,29 +18,34 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from sys import maxsize
+from sys import float_info, maxsize
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from sentencepiece import SentencePieceProcessor
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from components.checkpoint.loading import CheckpointChoice
 from components.checkpoint.metadata import Marker, RunProgress
 from components.config.schema.recipe import Recipe
 from components.convert.reading import load_weights
-from components.convert.tokenizer import open_engine, open_pieces
+from components.convert.tokenizer import FETCH
 from components.data.byte_bpe import FILE_NAME as BYTE_BPE
 from components.data.manifest import Manifest, SourceRecord
 from components.data.samples import HeldOutWindows
 from components.data.token_file import TokenFileRecord
+from components.data.tokenizer_file import open_engine, open_pieces
 from components.data.unigram import FILE_NAME as UNIGRAM
 from components.distributed.devices import compute_dtype, device_type
 from components.engine.microbatch_forward import autocast_to, number_documents
 from components.errors import RecipeError
+from components.json_file import strict
 from components.report.measurements import EVALUATE_AGAIN
 from components.run.folder import RunFolder
+from components.run.ownership import is_own
 from components.run.provenance import describe_environment
 from components.run.records import read_checked
 from components.run.reported import EvaluationRecord
@@ -74,25 +79,28 @@ class TextBytes:
         return int(self.by_id[rows[:, 1:]].sum()) - self.prefix * begun
 
 
-def read_text_bytes(folder: Path, *, eod_id: int, dummy_prefix: bool) -> TextBytes | None:
-    """Read them from the tokenizer in ``folder``.
+def read_text_bytes(folder: Path, *, eod_id: int) -> TextBytes | None:
+    """Read them from the tokenizer in ``folder``; the prefix is what it puts before an x.
 
     ``None`` where there is no tokenizer, or one with a piece for text that it cannot spell,
     whose length nobody knows.
     """
-    by_id = None
     if (folder / UNIGRAM).is_file():
-        by_id = _of_unigram(folder / UNIGRAM)
+        pieces = open_pieces(folder / UNIGRAM, FETCH)
+        by_id, encoded = _of_unigram(pieces), pieces.encode("x")
     elif (folder / BYTE_BPE).is_file():
-        by_id = _of_byte_bpe(folder / BYTE_BPE)
+        engine = open_engine(folder / BYTE_BPE, FETCH)
+        by_id = _of_byte_bpe(engine)
+        encoded = engine.encode("x", add_special_tokens=False).ids
+    else:
+        return None
     if by_id is None:
         return None
     by_id[eod_id] = 0
-    return TextBytes(by_id=by_id, prefix=int(dummy_prefix), eod_id=eod_id)
+    return TextBytes(by_id=by_id, prefix=int(by_id[encoded].sum()) - 1, eod_id=eod_id)
 
 
-def _of_unigram(file: Path) -> npt.NDArray[np.int64] | None:
-    pieces = open_pieces(file)
+def _of_unigram(pieces: SentencePieceProcessor) -> npt.NDArray[np.int64] | None:
     ids = range(pieces.piece_size())
     if not any(pieces.is_byte(index) for index in ids):
         return None
@@ -101,9 +109,8 @@ def _of_unigram(file: Path) -> npt.NDArray[np.int64] | None:
     return np.array([1 if pieces.is_byte(index) else lengths[index] for index in ids])
 
 
-def _of_byte_bpe(file: Path) -> npt.NDArray[np.int64]:
+def _of_byte_bpe(engine: Tokenizer) -> npt.NDArray[np.int64]:
     """A learnt piece is spelled with one character a byte, an added one as it is in a text."""
-    engine = open_engine(file)
     added = {index: token.content for index, token in engine.get_added_tokens_decoder().items()}
     lengths = {index: len(piece) for piece, index in engine.get_vocab().items()}
     lengths |= {index: len(text.encode()) for index, text in added.items()}
@@ -134,12 +141,17 @@ class LossTally:
         bits = self.nats / math.log(2)
         return {
             "loss": loss,
-            "perplexity": None if loss is None else math.exp(loss),
+            "perplexity": None if loss is None else perplexity(loss),
             "bits_per_byte": bits / self.text_bytes if self.text_bytes else None,
             "tokens": self.tokens,
             "bytes": self.text_bytes,
             "documents": self.documents,
         }
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(loss); of a model that diverged it is NaN or infinite."""
+    return math.inf if loss > math.log(float_info.max) else math.exp(loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +194,10 @@ class Judge:
 
 
 def keep(folder: RunFolder, recipe: Recipe, marker: Marker, section: Tree) -> Tree:
-    """Put ``section`` into the file of this checkpoint, and return all that it holds."""
+    """Put ``section`` into the file of this checkpoint, and return all that it holds.
+
+    A figure that is not finite, of a model that diverged, is null; ``not_finite`` has its key.
+    """
     name = f"evaluation/{marker.name}.json"
     file = folder.path / name
     file.parent.mkdir(exist_ok=True)
@@ -201,7 +216,11 @@ def keep(folder: RunFolder, recipe: Recipe, marker: Marker, section: Tree) -> Tr
     }
     for key, value in section.items():
         # Texts, tasks and lists are asked for by themselves.
-        after[key] = before.get(key, {}) | value if key in _BY_NAME else value
+        if key in _BY_NAME:
+            answers = {name: strict(answer) for name, answer in value.items()}
+            after[key] = before.get(key, {}) | answers
+        else:
+            after[key] = strict(value)
     folder.write_json(name, after)
     return after
 
@@ -213,7 +232,7 @@ def versions(*packages: str) -> Tree:
     return kept | {name: version(name) for name in ("torch", *packages)}
 
 
-def read_manifest(folder: RunFolder) -> tuple[Path, Manifest]:
+def read_manifest(folder: RunFolder, recipe: Recipe) -> tuple[Path, Manifest]:
     """Open the prepared data of a run.
 
     Raises:
@@ -225,6 +244,14 @@ def read_manifest(folder: RunFolder) -> tuple[Path, Manifest]:
     if manifest.key != kept.key:
         problem = f"its key is {manifest.key}, the run read {kept.key}"
         raise RecipeError(str(data), problem, f"put the run's data back into {data.parent}")
+    own = is_own(folder.recipe)  # of another's run, files are read below this folder only
+    manifest.check_recipe(
+        data,
+        names=recipe.data.names,
+        vocab_size=int(recipe.tokenizer["vocab_size"]),
+        tokens=recipe.data.token_patterns if own else ("*",),
+        root="*" if own else None,
+    )
     return data, manifest
 
 
@@ -233,7 +260,6 @@ def open_judge(
 ) -> Judge:
     """Load the checkpoint onto this machine's device, whatever layout wrote it."""
     device, eod_id = torch.device(device_type("auto")), manifest.tokenizer.eod_id
-    prefix = bool(recipe.tokenizer.get("add_dummy_prefix"))
     return Judge(
         decoder=load_weights(chosen.checkpoint, chosen.marker, recipe.model).to(device),
         device=device,
@@ -241,7 +267,7 @@ def open_judge(
         eod_id=eod_id,
         parts_documents=recipe.data.document_mask,
         most_rows=recipe.parallelism.microbatch_sequences,
-        text_bytes=read_text_bytes(data, eod_id=eod_id, dummy_prefix=prefix),
+        text_bytes=read_text_bytes(data, eod_id=eod_id),
     )
 
 

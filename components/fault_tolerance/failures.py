@@ -1,18 +1,27 @@
 """What ranks that failed left: an error file each, and whose error was no other's doing."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from components.errors import RecipeError
-from components.json_file import MOST_BYTES, open_regular, parse_json
+from components.json_file import open_regular, parse_json
 
 WAITING = "waits for other ranks in "  # what a rank says that hangs in a collective
 _BROUGHT_DOWN = re.compile(
     r"Connection closed|Connection reset|Broken pipe|ncclRemoteError|remote process exited|"
     rf"{WAITING}"
 )
+
+# How torch's ``record`` begins an error file, up to the end of the message or of the file.
+_MESSAGE_BEGUN = re.compile(
+    r'\s*\{"message": (?:\{"message": )?"(?P<text>(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\["\\/bfnrt])*)'
+)
+CUT_SHORT = "left an error file without a message: is the disk full?"
+MOST_ERROR_BYTES, MOST_MESSAGE, READERS = 1 << 20, 10_000, 32
 
 FIRST_FAILURE = "first_failure.json"  # below the run's folder ``ranks``, by the agent
 
@@ -34,8 +43,8 @@ class RankError:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is more than the loss of another rank, or the wait for one."""
-        return not _BROUGHT_DOWN.search(self.message)
+        """Whether it tells more than the loss of another rank, or the wait for one."""
+        return self.message != CUT_SHORT and not _BROUGHT_DOWN.search(self.message)
 
 
 def error_file(ranks: Path, rank: int) -> Path:
@@ -45,17 +54,23 @@ def error_file(ranks: Path, rank: int) -> Path:
 
 def read_errors(ranks: Path) -> list[RankError]:
     """Read all error files, the rank's own errors first, the earliest of them foremost."""
-    errors = [
-        RankError(rank=rank, message=message_of(file), at=file.stat().st_mtime_ns)
-        for rank, file in _error_files(ranks)
-    ]
+
+    def read(found: tuple[int, Path]) -> RankError | None:
+        rank, file = found
+        try:
+            return RankError(rank, message_of(file), file.stat().st_mtime_ns)
+        except OSError:  # removed meanwhile, or not readable
+            return None
+
+    with ThreadPoolExecutor(READERS) as pool:  # a file system that is shared is slow, not busy
+        errors = [one for one in pool.map(read, _error_files(ranks)) if one is not None]
     return sorted(errors, key=lambda error: (not error.is_own, error.at))
 
 
 def forget_errors(ranks: Path) -> None:
     """Remove all error files: those who read them have told what they say."""
-    for _, file in _error_files(ranks):
-        file.unlink(missing_ok=True)
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(lambda found: found[1].unlink(missing_ok=True), _error_files(ranks)))
 
 
 def _error_files(ranks: Path) -> Iterator[tuple[int, Path]]:
@@ -66,17 +81,41 @@ def _error_files(ranks: Path) -> Iterator[tuple[int, Path]]:
 
 
 def message_of(file: Path) -> str:
-    """Read what torch's ``record`` wrote; of half a file, what there is."""
+    """Read the message that torch's ``record`` wrote; see `read_error`."""
+    return read_error(file)[0]
+
+
+def read_error(file: Path) -> tuple[str, str]:
+    """Read the message and the traceback that torch's ``record`` wrote.
+
+    A full disk cuts the file short. What is left of the message is returned then, and
+    `CUT_SHORT` where nothing is left.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
     try:
         with open_regular(file) as stream:
-            raw = stream.read(MOST_BYTES)
+            raw = stream.read(MOST_ERROR_BYTES)
     except ValueError as error:
-        return f"{file} {error}"
+        return f"{file} {error}", ""
+    traceback = ""
     try:
-        message = parse_json(raw, finite=False)["message"]
-        return str(message["message"] if isinstance(message, dict) else message)
-    except (ValueError, KeyError, TypeError):
-        return raw.decode(errors="replace")
+        tree = parse_json(raw, finite=False)["message"]
+        if isinstance(tree, dict):
+            traceback = str(tree.get("extraInfo", {}).get("py_callstack", ""))
+            tree = tree["message"]
+        message = str(tree)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message = _message_begun(raw.decode(errors="replace"))
+    return message[:MOST_MESSAGE].encode(errors="replace").decode() or CUT_SHORT, traceback
+
+
+def _message_begun(text: str) -> str:
+    """Read the message of a file that is no JSON, as far as it goes."""
+    if (found := _MESSAGE_BEGUN.match(text)) is None:
+        return ""
+    return str(json.loads(f'"{found["text"]}"', strict=False))
 
 
 def describe_end(errors: Sequence[RankError], *, ranks: int) -> tuple[str, list[int]]:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -28,7 +28,7 @@ from components.terminal import say
 from components.torch_internals.distributed import flight_record
 
 HUNG = 4  # the exit status of a process that its watchdog ended
-HELD = "held.txt"
+STANDARD_ERROR = 2  # its descriptor; Python's object for it may have been replaced
 # After the limit. Who waits for others ends last: its launcher should see first the rank that
 # they wait for. What the thread writes may wait for a file system: it, too, has a limit.
 CULPRIT_SECONDS, HELD_SECONDS, WAITING_SECONDS, LAST_SECONDS = 0.5, 1.0, 1.5, 1.8
@@ -52,8 +52,8 @@ class HangWatch:
     """Watch this process; ``collectives`` gives what it waits in, if anything, and the last.
 
     Reports go below ``folder``, a folder for each piece of work that hung; ``on_hang`` is given
-    that work, a line of text and the report. What a process that holds the lock can still write
-    goes to one file there that all ranks share.
+    that work, a line of text and the report. A process that holds the lock can still write its
+    stacks to standard error, which is the rank's log. No file is opened before a hang.
     """
 
     folder: Path
@@ -62,8 +62,6 @@ class HangWatch:
     on_hang: Callable[[WatchedWork, str, Mapping[str, Any]], None]
 
     def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._held: IO[str] = (self.folder / HELD).open("a")
         self._changed = threading.Condition()
         self._work = WatchedWork("nothing", 0, 0, float("inf"))
         self._deadline = float("inf")
@@ -78,7 +76,7 @@ class HangWatch:
             if self._deadline < before:
                 self._changed.notify()
             faulthandler.dump_traceback_later(
-                work.seconds + HELD_SECONDS, file=self._held, exit=True
+                work.seconds + HELD_SECONDS, file=STANDARD_ERROR, exit=True
             )
 
     def stop(self) -> None:
@@ -86,7 +84,6 @@ class HangWatch:
             self._is_over = True
             faulthandler.cancel_dump_traceback_later()
             self._changed.notify()
-        self._held.close()
 
     def _watch(self) -> None:
         with self._changed:
@@ -96,7 +93,7 @@ class HangWatch:
                     return
             work = self._work
         # Whatever the lines below wait for, a file system that is gone too, this process ends.
-        faulthandler.dump_traceback_later(LAST_SECONDS, file=self._held, exit=True)
+        faulthandler.dump_traceback_later(LAST_SECONDS, file=STANDARD_ERROR, exit=True)
         waits_in, recorded = self.collectives()
         node, file = node_name(os.environ), self.folder / work.name.replace(" ", "-")
         file /= f"rank-{self.rank}.json"
@@ -113,7 +110,7 @@ class HangWatch:
             "stacks": stacks(),
             "collectives": recorded,
         }
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
         self.on_hang(work, text, report)
         time.sleep(CULPRIT_SECONDS if waits_in is None else WAITING_SECONDS)

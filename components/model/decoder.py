@@ -31,7 +31,7 @@ from components.model.mtp import (
 from components.model.parametrization import MuP
 from components.model.positions import Placement, Positions
 from components.model.products import product_dtype
-from components.ranges import BelowOne, Layers, NonNegative, Positive
+from components.ranges import BelowOne, Layers, NonNegative, Place, Positive
 
 
 class Layer(nn.Module):
@@ -178,7 +178,7 @@ class Decoder(nn.Module):
         embedding_norm: Callable[..., nn.Module] | None,
         dropout: BelowOne,
         initialization: Normal,
-        init_from: str,
+        init_from: Place,
         norm_placement: Literal["before", "after", "both"] = "before",
         dense_mlp: Callable[..., nn.Module] | None = None,
         num_dense_layers: Layers = 1,

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from components.child_process import python_environment
 from components.config.schema.recipe import Recipe, check_recipe
 from components.config.schema.types import thaw
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
@@ -37,7 +38,6 @@ from components.parity.compare import (
 )
 from components.run.folder import create_run_folder
 from components.terminal import say
-from components.train.launch import ROOT
 
 RANK = ("-m", "components.parity.rank")
 JUDGED, ROUNDED = "float64", "float32"
@@ -177,11 +177,11 @@ def start_ranks(program: Sequence[str], ranks: int, log: Path) -> None:
     if ranks > 1:
         agent = ["-m", "components.train.agent", str(logs), str(ranks), "0"]
         command = [sys.executable, *agent, *program]
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
+    own = {
         "OMP_NUM_THREADS": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_SECONDS_TO_STOP // 2),
     }
+    environment = python_environment(os.environ | own)
     # Asked to end, this process ends its ranks first, which have sessions of their own.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with log.open("wb") as file:

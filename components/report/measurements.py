@@ -131,7 +131,7 @@ def score_grid(tree: Tree) -> Grid:
 
 def _score_cells(one: Tree) -> Cells:
     score, published = one["score"], one.get("published")
-    away = None if published is None else score - published
+    away = None if published is None or score is None else score - published
     return (
         numbers.written(score, ".2f"),
         numbers.written(one.get("standard_error"), ".2f"),

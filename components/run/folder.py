@@ -2,7 +2,7 @@
 
 recipe.json        the resolved recipe that the ranks load
 *.mac              who wrote recipe.json and data.json, for that user alone to tell
-recipe-before-...  the recipe of the steps up to that one, if the layout changed there
+recipe-before-...  the recipe of the steps up to that one, if it changed there
 derived.json       the numbers that follow from it, and its fingerprint
 environment.json   command, commit, versions, device
 software.json      the hash of each room of the code, all packages that a run asks for
@@ -12,6 +12,7 @@ merge.json         which checkpoints of another run this one's is the average of
 metrics.jsonl      what was measured: steps, held-out losses, energy
 journal.jsonl      what happened: starts, checkpoints, guards, restarts, each with its cause
 writer.lock        held while a process trains here; its name, for who comes second
+submit.lock        held while a process submits or cancels its jobs, the same
 rehearsed/         faults that were asked for and have struck
 checkpoints/       complete checkpoints, by tokens
 tensorboard/       the same curves for TensorBoard
@@ -26,7 +27,6 @@ report.html        all of the above for a person
 """
 
 import json
-import os
 import re
 from contextlib import suppress
 from datetime import datetime
@@ -35,14 +35,18 @@ from typing import Any
 
 from components.config.schema.recipe import Recipe, read_recipe
 from components.config.suggestions import nearest
-from components.config.user_overrides import leaves
+from components.config.user_overrides import differences, leaves
+from components.data.files import write_atomically
 from components.errors import RecipeError
 from components.json_file import read_mapping
 from components.run.ownership import check_links, seal_of, sign
 from components.run.records import DataRecord, Ending, R, read_record
 
 SEALED = frozenset({"recipe.json", "data.json"})
-BEGUN = re.compile(r"checkpoints|derived\.json|\.(derived|recipe)\.json(\.\w+)?\.\d+")
+KEPT = re.compile(r"recipe-before-step-([0-9]{1,18})\.json")
+BEGUN = re.compile(
+    r"checkpoints|submit\.lock|derived\.json|\.(derived|recipe)\.json(\.\w+)?\.\d+(\.partial)?"
+)
 ANY_RUN = "name a folder that a run wrote: each says its own where it starts"
 
 
@@ -65,15 +69,18 @@ class RunFolder:
         """Where the recipe of the steps up to ``step`` is, if the run went on by another."""
         return self.path / f"recipe-before-step-{step}.json"
 
+    def changes(self) -> dict[int, dict[str, tuple[Any, Any]]]:
+        """Compare the recipes of the run: by the step of each change, old and new by key."""
+        found = (KEPT.fullmatch(file.name) for file in self.path.glob("recipe-before-step-*"))
+        steps = sorted(int(name[1]) for name in found if name)
+        files = [*map(self.recipe_before, steps), self.recipe]
+        flat = [dict(leaves(self.read_json(file.name))) for file in files if steps]
+        pairs = map(differences, flat, flat[1:])
+        return dict(zip(steps, pairs, strict=True))
+
     def changes_at(self, step: int) -> dict[str, tuple[Any, Any]]:
-        """Compare the recipe with that of the steps up to ``step``: old and new by key."""
-        kept = self.recipe_before(step)
-        if not kept.exists():
-            return {}
-        before, after = (dict(leaves(self.read_json(f.name))) for f in (kept, self.recipe))
-        keys = dict.fromkeys([*before, *after])
-        pairs = {key: (before.get(key), after.get(key)) for key in keys}
-        return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
+        """Return what changed for steps after ``step``, which may be before a damaged save."""
+        return next((changed for at, changed in self.changes().items() if at >= step), {})
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Write what the ranks load, and before it the numbers that follow from it."""
@@ -84,9 +91,7 @@ class RunFolder:
     def write_json(self, name: str, tree: dict[str, Any]) -> None:
         """Write beside, then rename: a reader never sees half a file."""
         file = self.path / name
-        beside = file.with_name(f".{file.name}.{os.getpid()}")
-        beside.write_text(json.dumps(tree, indent=1, allow_nan=False) + "\n", "utf-8")
-        beside.replace(file)
+        write_atomically(file, json.dumps(tree, indent=1, allow_nan=False) + "\n")
         if name in SEALED:
             sign(file)
 
@@ -137,14 +142,23 @@ def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
         what = "this very run" if same else "another recipe"
         way = f"resume={folder.path} goes on with it" if same else "choose another run=FOLDER"
         raise RecipeError("run", f"{folder.path} holds {what}", way)
+    check_unused(folder.path)
     try:
-        if folder.path.exists() and not all(map(_is_begun, folder.path.iterdir())):
-            raise RecipeError("run", f"{folder.path} is not empty", "choose another run=FOLDER")
         _begin(folder, recipe)
     except OSError as error:
-        problem = f"cannot make {folder.path}: {error}"
+        problem = f"cannot make {folder.path}: {error.strerror}"
         raise RecipeError("run", problem, "choose another") from None
     return folder
+
+
+def check_unused(path: Path) -> None:
+    """Raise a RecipeError for a folder that holds more than an interrupted beginning."""
+    try:
+        used = path.exists() and not all(map(_is_begun, path.iterdir()))
+    except OSError as error:
+        raise RecipeError("run", f"cannot make {path}: {error}", "choose another") from None
+    if used:
+        raise RecipeError("run", f"{path} is not empty", "choose another run=FOLDER")
 
 
 def _begin(folder: RunFolder, recipe: Recipe) -> None:

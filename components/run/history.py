@@ -6,10 +6,14 @@ ask. A run goes on from a checkpoint, or goes back to one, and computes steps tw
 history that led to the last weights, and the rest is counted.
 """
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from heapq import merge
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from components.energy.counters import EnergyReading
 from components.errors import RecipeError
@@ -22,7 +26,7 @@ from components.run.records import (
     check_record,
 )
 
-MOST_LINE_BYTES, MOST_BYTES = 4 << 20, 2 << 30
+MOST_LINE_BYTES, BLOCK_BYTES = 4 << 20, 1 << 20
 _FILES = ("metrics.jsonl", "journal.jsonl")
 _VERSIONS = "the journal and this program must be of the same version"
 _PREFLIGHT = "preflight"  # with it a job begins, and its ranks start after it
@@ -30,6 +34,7 @@ _BEGINS = ("start", "resume")
 _GO_BACK = (*_BEGINS, "roll_back")
 # No process of the run tells them: of a lost job, or of what a user did, much later.
 _FROM_OUTSIDE = ("job_end", "exclusion", "rewind", "branch", "merge")
+MEASURED_UNTIL = "measured_until"  # in the evidence of a start or resume
 _ENERGY = "energy"  # a sum so far, which took no time of its own
 _CAUSES = {
     **dict.fromkeys((*_BEGINS, _PREFLIGHT), "starting"),
@@ -50,62 +55,110 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     Raises:
         RecipeError: it is no file of lines, or a line is no record of a run.
     """
-    return [record for _, record in _lines(file)[0]]
+    return [record for _, record in _checked_lines(file, [])]
 
 
-def read_run_lines(run: Path) -> tuple[list[Line], int]:
-    """Read all whole lines of a run in the order of time, and how many were half written.
+def run_lines(run: Path, broken: list[str]) -> Iterator[Line]:
+    """Yield all whole lines of a run in the order of time; ``broken`` gets the others' places.
+
+    Measurements are not held in memory: there is one for each step.
 
     Raises:
         RecipeError: more broken lines than kills, or a line that is no record.
     """
-    files = [_lines(run / name) for name in _FILES]
-    whole = [line for lines, _ in files for line in lines]
-    begins = sum(record["kind"] in _BEGINS for _, record in whole)
-    for _, broken in files:
-        if len(broken) > max(1, begins):
-            such = f"{len(broken)} such lines of a run that began {begins} times"
+    places: dict[str, list[str]] = {name: [] for name in _FILES}
+    measured = _checked_lines(run / _FILES[0], places[_FILES[0]])
+    events = sorted(_checked_lines(run / _FILES[1], places[_FILES[1]]), key=_time_of)
+    begins = 0
+    for line in merge(measured, events, key=_time_of):
+        begins += line[1]["kind"] in _BEGINS
+        yield line
+    for of_file in places.values():
+        if len(of_file) > max(1, begins):
+            such = f"{len(of_file)} such lines of a run that began {begins} times"
             problem = f"is not JSON, and no kill explains it: {such}"
-            raise RecipeError(broken[-1], problem, "repair or delete the line")
-    whole.sort(key=lambda line: float(line[1]["time"]))
-    return whole, sum(len(broken) for _, broken in files)
+            raise RecipeError(of_file[-1], problem, "repair or delete the line")
+        broken += of_file
 
 
-def _lines(file: Path) -> tuple[list[Line], list[str]]:
-    """Read each whole line, and of the broken ones their places."""
-    whole, broken = parsed_lines(file)
-    for where, record in whole:
-        kind = LINE_KINDS.get(str(record.get("kind")), RunEvent)
-        check_record(record, kind, where, _VERSIONS)
-    return whole, broken
+def _time_of(line: Line) -> float:
+    return float(line[1]["time"])
 
 
-def parsed_lines(file: Path) -> tuple[list[Line], list[str]]:
-    """Read each line that holds a mapping with its place, and of the others their places.
+def _checked_lines(file: Path, broken: list[str]) -> Iterator[Line]:
+    """Yield each whole line, and collect the places of the broken ones."""
+    for where, record in stream_lines(file, broken):
+        yield where, _check_line(record, where)
+
+
+def _check_line(record: dict[str, Any], where: str) -> dict[str, Any]:
+    check_record(record, LINE_KINDS.get(str(record.get("kind")), RunEvent), where, _VERSIONS)
+    return record
+
+
+def stream_lines(file: Path, broken: list[str]) -> Iterator[Line]:
+    """Yield each line that holds a mapping; ``broken`` gets the places of the others.
 
     Raises:
         RecipeError: the file cannot be read, or is none of lines.
     """
-    whole: list[Line] = []
-    broken: list[str] = []
+    with _opened(file) as stream:
+        read = iter(lambda: stream.readline(MOST_LINE_BYTES + 1), b"")
+        for number, raw in enumerate(read, 1):
+            where = f"{file}:{number}"
+            _check_length(raw, where)
+            if (record := _parsed(raw)) is not None:
+                yield where, record
+            elif raw.strip():
+                broken.append(where)
+
+
+def lines_from_end(file: Path, *, skipped: bytes | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file, the last one first, and read no more than is asked for.
+
+    Lines that start with ``skipped`` are not parsed, except for the first one of each block:
+    by it a caller knows how far back it is.
+
+    Raises:
+        RecipeError: the file cannot be read, or a line that is parsed is no record of a run.
+    """
+    where = f"{file}, a line near its end"
+    with _opened(file) as stream:
+        begin, rest = stream.seek(0, os.SEEK_END), b""
+        while begin:
+            end, begin = begin, max(0, begin - BLOCK_BYTES)
+            stream.seek(begin)
+            lines = (stream.read(end - begin) + rest).split(b"\n")
+            rest = lines.pop(0) if begin else b""  # its beginning is in the block before
+            _check_length(rest, where)
+            for number, raw in reversed([*enumerate(lines)]):
+                is_parsed = number == 0 or skipped is None or not raw.startswith(skipped)
+                if is_parsed and (record := _parsed(raw)) is not None:
+                    yield _check_line(record, where)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    """Open a file of lines; one that is not there is empty.
+
+    Raises:
+        RecipeError: it cannot be opened or read, or is no regular file.
+    """
     if not file.exists() and not file.is_symlink():
-        return whole, broken
+        yield BytesIO()
+        return
     try:
         with open_regular(file) as stream:
-            read = iter(lambda: stream.readline(MOST_LINE_BYTES + 1), b"")
-            for number, raw in enumerate(read, 1):
-                where = f"{file}:{number}"
-                if len(raw) > MOST_LINE_BYTES or stream.tell() > MOST_BYTES:
-                    raise RecipeError(where, "is longer than any line of a run", COPY_AGAIN)
-                if (record := _parsed(raw)) is not None:
-                    whole.append((where, record))
-                elif raw.strip():
-                    broken.append(where)
+            yield stream
     except RecipeError:
         raise
     except (OSError, ValueError) as error:
         raise RecipeError(str(file), f"cannot be read: {error}", COPY_AGAIN) from None
-    return whole, broken
+
+
+def _check_length(raw: bytes, where: str) -> None:
+    if len(raw) > MOST_LINE_BYTES:
+        raise RecipeError(where, "is longer than any line of a run", COPY_AGAIN)
 
 
 def _parsed(raw: bytes) -> dict[str, Any] | None:
@@ -157,14 +210,14 @@ def read_journal(folder: Path) -> RunHistory:
     Raises:
         RecipeError: more broken lines than kills, or a line that is no record.
     """
-    lines, half_written = read_run_lines(folder)
+    half_written: list[str] = []
     account = _Account()
     steps: dict[int, StepMetrics] = {}  # by step: one that is repeated replaces itself
     held_out: dict[int, HeldOutEvaluation] = {}
     events: list[RunEvent] = []
     energy: dict[str, EnergyReading] = {}
     repeated = 0
-    for where, record in lines:
+    for where, record in run_lines(folder, half_written):
         kind = record["kind"]
         account.book(record)
         if kind == _ENERGY:
@@ -187,7 +240,7 @@ def read_journal(folder: Path) -> RunHistory:
         held_out=tuple(held_out[step] for step in sorted(held_out)),
         events=tuple(events),
         repeated_steps=repeated,
-        half_written_lines=half_written,
+        half_written_lines=len(half_written),
         goodput=account.close(sum(step.seconds for step in kept)),
         energy=energy,
     )
@@ -196,11 +249,13 @@ def read_journal(folder: Path) -> RunHistory:
 def held_until(now: float, records: Iterable[Mapping[str, Any]]) -> float:
     """Add up how long all processes of a run held its devices, the last one until ``now``.
 
-    ``records`` are those of ``metrics.jsonl`` and ``journal.jsonl``, in any order; ``now`` is
-    in seconds since the epoch, as their times are.
+    ``records`` are its events in any order: a start or resume tells the time of the last
+    measurement before it. ``now`` is in seconds since the epoch, as their times are.
     """
-    account = _Account()
-    for record in sorted(records, key=lambda one: float(one["time"])):
+    account, events = _Account(), list(records)
+    ends = (one.get("evidence", {}).get(MEASURED_UNTIL) for one in events)
+    measured = [{"kind": "step", "seconds": 0.0, "time": one} for one in ends if one]
+    for record in sorted((*events, *measured), key=lambda one: float(one["time"])):
         account.book(record)
     account.last = max(account.last, now)
     return account.close(0.0).held_seconds

@@ -6,6 +6,7 @@ alone. Beside each lies an HMAC of it, ``recipe.json.mac``, under a key in the u
 
 import hmac
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,8 +16,26 @@ from pathlib import Path
 from components.errors import RecipeError
 from components.json_file import MOST_BYTES, open_regular
 
+_OWN_FILE = re.compile(r"stop|.+\.(?:json|jsonl|mac|lock|diff|html|csv|yaml|journal)(?:\..+)?")
 SEAL = ".mac"  # behind the name of what is sealed
 KEY_BYTES = 32
+# Folders of a run in which this program reads, writes or removes files. Others may lie beside
+# them (caches, an environment, sockets of other programs): nothing in them is ever opened.
+FOLDERS = frozenset({
+    *(
+        "checkpoints",
+        "children",
+        "copies",
+        "evaluation",
+        "export",
+        "hangs",
+        "jobs",
+        "preflight",
+    ),
+    *("profile", "ranks", "rehearsed", "tensorboard", "wandb"),
+})
+# Written by a library, which leaves links to its own caches, and never read by this program.
+UNREAD = frozenset({"tensorboard", "wandb"})
 
 
 def sign(file: Path) -> None:
@@ -84,7 +103,8 @@ def _made_key() -> bytes:
 def check_links(run: Path, key: str) -> None:
     """Refuse a run folder in which a link leads out of it, or something waits to be opened.
 
-    The folder itself may be reached through a link, and links that stay inside are a run's own.
+    What this program never opens is not looked at: see `FOLDERS` and `UNREAD`. The folder
+    itself may be reached through a link, and links that stay inside are a run's own.
 
     Raises:
         RecipeError: the first such link, for who follows it reads, appends to or removes what
@@ -96,13 +116,23 @@ def check_links(run: Path, key: str) -> None:
         if file.lstat().st_nlink > 1 and not file.is_symlink():
             problem = f"{run / file.name} is the file of another name, too (a hard link)"
             raise RecipeError(key, problem, "copy the folder without links: cp -r")
+    check_inside(run, key, "run")
+
+
+def check_inside(folder: Path, key: str, kind: str = "folder") -> None:
+    """Refuse a link that leads out of a folder, a pipe, a socket and a device.
+
+    Raises:
+        RecipeError: the first of them.
+    """
+    inside = Path(os.path.realpath(folder))
     for entry in _entries(inside):
-        shown = run / Path(entry.path).relative_to(inside)
+        shown = folder / Path(entry.path).relative_to(inside)
         if not entry.is_symlink():
             raise RecipeError(key, f"{shown} is neither a file nor a folder", "remove it")
         target = Path(os.path.realpath(entry.path))
         if not target.is_relative_to(inside):
-            problem = f"{shown} is a link that leads out of the run, to {target}"
+            problem = f"{shown} is a link that leads out of the {kind}, to {target}"
             remedy = "remove the link, or put what it leads to in its place"
             raise RecipeError(key, problem, remedy)
 
@@ -117,7 +147,11 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
         except OSError:
             continue
         for entry in entries:
+            is_top = entry.path == str(folder / entry.name)
             if entry.is_dir(follow_symlinks=False):
-                waiting.append(entry.path)
+                if entry.name not in UNREAD and (entry.name in FOLDERS or not is_top):
+                    waiting.append(entry.path)
+            elif is_top and not entry.is_symlink() and not _OWN_FILE.fullmatch(entry.name):
+                continue  # a socket or a pipe of another program
             elif not entry.is_file(follow_symlinks=False):
                 yield entry

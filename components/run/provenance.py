@@ -79,7 +79,8 @@ COMPUTING = (
 )
 ROOMS = (
     *COMPUTING,
-    *("cluster", "command", "components/convert", "components/dryrun", "components/energy"),
+    *("cluster", "command", "components/child_process.py", "components/convert"),
+    *("components/dryrun", "components/energy"),
     *("components/errors.py", "components/evaluate", "components/json_file.py"),
     *("components/parity", "components/planner"),
     *("components/preflight", "components/report", "components/run", "components/sharing"),

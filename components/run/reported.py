@@ -55,7 +55,7 @@ class Surroundings(EnvironmentRecord):
 
 
 class _Judged(RunRecord):
-    loss: float
+    loss: float | None
     perplexity: float | None
     bits_per_byte: float | None
     tokens: Natural
@@ -77,7 +77,7 @@ class _Task(RunRecord):
 
 
 class _Score(RunRecord):
-    score: Finite
+    score: Finite | None  # of a model that diverged
     standard_error: Finite | None
     metric: str
     num_fewshot: Natural
@@ -87,7 +87,7 @@ class _Score(RunRecord):
 
 class _Scores(RunRecord):
     tasks: Mapping[str, _Score]
-    mean: Finite
+    mean: Finite | None
     published: Finite | None = None
 
 

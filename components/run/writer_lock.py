@@ -24,8 +24,11 @@ from pydantic import Field, ValidationError
 from components.config.schema.types import Section
 from components.errors import RecipeError
 from components.run.disk import explained
+from components.terminal import say
 
 LOCK = "writer.lock"
+SUBMIT_LOCK = "submit.lock"
+SUBMITTING_SECONDS = 90.0  # to wait for who submits; a scheduler answers within 60 s or not
 NAMELESS = "a process that left no name"
 TRAINED = "is being trained by"
 DYING_SECONDS = 5.0  # what killed processes may take to end
@@ -65,7 +68,12 @@ Occupied = Callable[[Holder | None], RecipeError]
 
 @contextmanager
 def alone(
-    folder: Path, *, seconds: float, occupied: Occupied, say: Callable[[str], None]
+    folder: Path,
+    *,
+    seconds: float,
+    occupied: Occupied,
+    say: Callable[[str], None],
+    name: str = LOCK,
 ) -> Iterator[int]:
     """Hold the folder while nobody else writes there; ``seconds`` is how long to wait for it.
 
@@ -74,7 +82,7 @@ def alone(
     Raises:
         RecipeError: somebody writes there: what ``occupied`` makes of who it is, if known.
     """
-    with _opened(folder / LOCK) as lock:
+    with _opened(folder / name) as lock:
         end = time.monotonic() + seconds
         while (found := _take(lock)) == "held":
             if time.monotonic() > end:
@@ -262,6 +270,25 @@ def rank_holds(
     if SHARES in seen:
         share(path, occupied=partial(_trained, path, "run"))
     yield
+
+
+@contextmanager
+def submission_lock(path: Path) -> Iterator[None]:
+    """Let one process at a time submit or cancel the run's jobs, from check to record.
+
+    Raises:
+        RecipeError: another process does so for too long, or the folder cannot be made.
+    """
+
+    def occupied(holder: Holder | None) -> RecipeError:
+        problem = f"{path} is being submitted or cancelled by {holder or NAMELESS}"
+        return RecipeError("run", problem, "repeat the command when that one has ended")
+
+    with explained(path):
+        path.mkdir(parents=True, exist_ok=True)
+        seconds = SUBMITTING_SECONDS
+        with alone(path, seconds=seconds, occupied=occupied, say=say, name=SUBMIT_LOCK):
+            yield
 
 
 def check_not_trained(path: Path, key: str) -> None:

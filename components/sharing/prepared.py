@@ -13,11 +13,13 @@ from components.config.schema.recipe import Recipe
 from components.data.files import replace_atomically, verify_file
 from components.data.manifest import Manifest
 from components.errors import RecipeError
+from components.json_file import open_regular
 from components.sharing.lock import PreparedHashes
 
 NOTES = ".prepared_for"  # in data.folder: one file a recipe's data, with the folder's name
 STAGED = ".staged_for"  # the same of data that came without their raw text
 SECTIONS = ("data.", "tokenizer.")
+MOST_NAME_BYTES = 4096
 
 
 def note_prepared(recipe: Recipe, folder: Path) -> None:
@@ -44,10 +46,13 @@ def find_prepared(recipe: Recipe) -> Path | None:
 def find_staged(recipe: Recipe, notes: str = STAGED) -> Path | None:
     """Find the folder that was brought here for these data, if there is one."""
     note = Path(recipe.data.folder) / notes / _digest(recipe)
-    if not note.is_file():
+    try:
+        with open_regular(note) as file:
+            name = file.read(MOST_NAME_BYTES).decode().strip()
+    except (OSError, ValueError):  # there is none, or it is not a note
         return None
-    folder = Path(recipe.data.folder) / note.read_text("utf-8").strip()
-    return folder if folder.is_dir() else None
+    folder = Path(recipe.data.folder) / name
+    return folder if Path(name).name == name and folder.is_dir() else None
 
 
 def describe_prepared(folder: Path) -> PreparedHashes:

@@ -4,11 +4,13 @@ The folder is written anew each time: what a run threw away is not in it, and it
 was uploaded under the same id. W&B sets its ``_runtime`` and start itself.
 """
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from components.child_process import python_environment
 from components.config.schema.monitoring import Wandb
 from components.errors import RecipeError
 from components.tracking.run_export import RunExport
@@ -18,11 +20,36 @@ TAG_DIGITS = 12  # of fingerprint and commit; a tag has 64 characters at most
 SYNCED = "*.wandb.synced"  # left where an upload is complete; the status is 0 in any case
 
 
-def write(told: RunExport, section: Wandb, folder: Path) -> Path:
-    """Write the offline run below ``folder`` in place of an earlier one; no network is used."""
+def upload_mode() -> str:
+    """Return ``online``, ``offline`` or ``disabled``, by ``WANDB_MODE`` or ``wandb offline``.
+
+    Raises:
+        RecipeError: W&B knows no such mode, or refuses another setting of the environment.
+    """
     import wandb
 
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    try:
+        mode = str(wandb.setup().settings.mode)
+    except (ValueError, wandb.Error) as error:
+        problem = " ".join(str(error).split())
+        remedy = "set WANDB_MODE to online, offline or disabled, or unset it"
+        raise RecipeError("tracking.wandb", problem, remedy) from None
+    return {"dryrun": "offline", "disabled": "disabled", "offline": "offline"}.get(
+        mode, "online"
+    )
+
+
+def write(told: RunExport, section: Wandb, folder: Path) -> Path:
+    """Write the offline run below ``folder`` in place of an earlier one; no network is used.
+
+    With ``WANDB_DIR`` it goes there, where other runs are left alone.
+    """
+    import wandb
+
+    place = Path(os.environ.get("WANDB_DIR") or folder)
+    own = "" if place == folder else f"offline-run-*-{told.id}"
+    for earlier in (place / FOLDER).glob(own) if own else [place / FOLDER]:
+        shutil.rmtree(earlier, ignore_errors=True)
     facts = told.facts
     tags = [facts["recipe"], facts["scale"], facts["cluster"]]
     tags += [f"{key}-{facts[key][:TAG_DIGITS]}" for key in ("fingerprint", "commit")]
@@ -37,7 +64,7 @@ def write(told: RunExport, section: Wandb, folder: Path) -> Path:
     )
     run = wandb.init(
         mode="offline",
-        dir=str(folder),
+        dir=str(place),
         id=told.id,
         name=told.name,
         project=section.project,
@@ -62,6 +89,7 @@ def upload(written: Path) -> None:
     subprocess.run(
         command,
         check=False,
+        env=python_environment(),
         cwd=written,  # where it leaves a log of its own
         stdin=subprocess.DEVNULL,  # no question
         stdout=sys.stderr,

@@ -103,11 +103,14 @@ def _raised(logs: Path) -> dict[int, ProcessFailure]:
     for error in failures.read_errors(logs):
         if error.at >= newest.stat().st_mtime_ns:
             files[error.rank] = failures.error_file(logs, error.rank)
-    return {
-        rank: ProcessFailure(local_rank=rank, pid=0, exitcode=1, error_file=str(file))
-        for rank, file in files.items()
-        if file.stat().st_size  # the disk was full
-    }
+    return {rank: _failure(rank, file) for rank, file in files.items() if file.stat().st_size}
+
+
+def _failure(rank: int, file: Path) -> ProcessFailure:
+    """Describe a rank by its error file: torch's constructor cannot read one that was cut."""
+    failure = ProcessFailure(local_rank=rank, pid=0, exitcode=1, error_file="")
+    failure.error_file = str(file)
+    return failure
 
 
 def first_failure(failed: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
@@ -130,10 +133,10 @@ def first_failure(failed: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFai
 
 def describe(failure: ProcessFailure) -> dict[str, str]:
     """Return ``message`` and ``traceback``, which is empty if the rank could leave none."""
-    message, status = failure.message, failure.exitcode
-    if isinstance(message, dict):  # written by torch's `record`
-        traceback = message["extraInfo"]["py_callstack"]
-        return {"message": message["message"], "traceback": traceback}
+    file, status = Path(failure.error_file), failure.exitcode
+    if file.is_file():
+        message, traceback = failures.read_error(file)
+        return {"message": message, "traceback": traceback}
     end = f"by {failure.signal_name()}" if status < 0 else f"with exit status {status}"
     return {"message": f"ended {end}", "traceback": ""}
 

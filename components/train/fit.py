@@ -1,6 +1,5 @@
 """Put the parts together on one rank, train, and give the results of a run as data."""
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from components.distributed.devices import peak_memory_bytes
 from components.energy.counters import EnergyReading
 from components.energy.emissions import Emissions
 from components.fault_tolerance.hang import HangWatch
+from components.json_file import strict
 from components.run.disk import explained
 from components.run.event_log import EventLog
 from components.run.folder import RunFolder
@@ -31,7 +31,12 @@ from components.train.callbacks.display import Display, StopOnRequest
 from components.train.callbacks.energy_monitor import Metering
 from components.train.callbacks.guarding import Guarding
 from components.train.callbacks.hooks import GarbageSchedule, Rehearsing, Story
-from components.train.callbacks.metrics_logger import Curves, HeldOutLoss, Metrics
+from components.train.callbacks.metrics_logger import (
+    Curves,
+    HeldOutLoss,
+    Metrics,
+    recent_speeds,
+)
 from components.train.callbacks.profiler import GraphCount, Profiling
 from components.train.callbacks.watchdog import Watching, watch_for_hangs
 from components.train.held_out import summarize_held_out
@@ -46,8 +51,9 @@ def fit(folder: RunFolder, recipe: Recipe) -> str:
 
     A run with phases has stopped at the end of each, and goes on by its own recipe.
     """
-    saved = newest_checkpoint(folder.checkpoints)
-    recipe = recipe_at(recipe, recipe.clock.steps_of(tokens_of(saved)) if saved else 0)
+    if recipe.phases:
+        saved = newest_checkpoint(folder.checkpoints)
+        recipe = recipe_at(recipe, recipe.clock.steps_of(tokens_of(saved)) if saved else 0)
     with explained(folder.path):
         hang = watch_for_hangs(folder, recipe.watchdog, ranks=recipe.cluster.ranks)
         try:
@@ -134,14 +140,12 @@ def summarize(
 ) -> dict[str, Any]:
     """Collect the figures of ``results.json``; every rate names its FLOP convention."""
     recipe, derived, progress = module.recipe, module.recipe.derived, module.progress
-    measured, happened = read_lines(folder.metrics), read_lines(folder.journal)
     drawn, evaluations = module.batches.drawn_before(progress.step), metrics.evaluations
     shares = module.batches.shares_after(evaluations[-1].step if evaluations else 0)
     flops = derived.flops_per_token
-    # The median over steps alone: the first one warms up, evaluations are not training.
-    first = recipe.span.first_step  # steps of one phase are alike
-    steps = (entry for entry in measured if entry["kind"] == "step")
-    speeds = [entry["tokens_per_second"] for entry in steps if entry["step"] > first]
+    # The median over steps alone: the first one warms up, evaluations are not training. Steps
+    # of one phase are alike.
+    speeds = recent_speeds(folder.metrics, after_step=recipe.span.first_step)
     speed = float(np.median(speeds)) if speeds else 0.0
     return strict({
         "status": "finished" if progress.step == derived.steps else "stopped",
@@ -152,7 +156,7 @@ def summarize(
         "steps": progress.step,
         "tokens": progress.tokens,
         "loss": module.last.loss if module.last else None,
-        "seconds": held_until(time.time(), (*measured, *happened)),  # of all processes
+        "seconds": held_until(time.time(), read_lines(folder.journal)),  # of all processes
         "last_process_seconds": time.perf_counter() - began,
         "tokens_per_second": speed,
         "tokens_per_second_per_device": speed / derived.ranks,
@@ -170,21 +174,6 @@ def summarize(
         "mixture": {name: asdict(one) for name, one in drawn.items()},
         "held_out": summarize_held_out(evaluations, shares, unigram),
     })
-
-
-def strict(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Put null where a number is not finite, which JSON has not, and list the keys."""
-    found: list[str] = []
-
-    def finite(node: Any, key: str) -> Any:
-        if isinstance(node, Mapping):
-            return {name: finite(one, f"{key}.{name}") for name, one in node.items()}
-        if isinstance(node, float) and not math.isfinite(node):
-            found.append(key.removeprefix("."))
-            return None
-        return node
-
-    return {**finite(tree, ""), "not_finite": found}
 
 
 def summarize_energy(

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from components.build import build
+from components.child_process import python_environment
 from components.config.rules.engine import FLOAT8
 from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
@@ -25,7 +26,6 @@ from components.terminal import say
 from components.train.ranks import allocator_variables
 
 OPEN_FILES = 128  # two ranks of a miniature fail with 64 and train with 100
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def check_trainable(recipe: Recipe) -> None:
@@ -98,13 +98,13 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
     if limit < OPEN_FILES:  # sockets, shards and logs: it would fail in the middle
         problem = f"{ranks} ranks, but a process may open {limit} files here"
         raise RecipeError("cluster.ranks", problem, "raise the limit: ulimit -n 1024")
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
+    own = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
         # How long torchrun lets ranks end by themselves once one of them has failed.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10",
         SHARES: "1",
     }
+    environment = python_environment(os.environ | own)
     command = [
         *(sys.executable, "-m", "components.train.agent", str(folder.path / "ranks")),
         *(

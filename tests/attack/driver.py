@@ -31,7 +31,18 @@ LIMIT_SECONDS = 300  # a case takes one or two where nothing else runs
 MOST_MEMORY = 8 << 30  # beyond what the program has already mapped
 TOO_LONG, BROKEN = -1, -2
 # A fake scheduler knows one job of nobody's and says nothing else.
-FAKES = ("squeue", "scancel", "sbatch", "scontrol", "sacct", "qstat", "qdel", "qsub", "qalter")
+FAKES = (
+    "squeue",
+    "scancel",
+    "sbatch",
+    "scontrol",
+    "sacct",
+    "qstat",
+    "qselect",
+    "qdel",
+    "qsub",
+    "qalter",
+)
 FAKE = "#!/bin/sh\nexit 0\n"
 
 

@@ -130,7 +130,7 @@ def test_the_corpus_is_large_and_has_every_kind_of_file() -> None:
     kinds = Counter(one.case.kind for one in corpus())
     assert sum(kinds.values()) >= 300
     assert min(kinds.values()) >= 6, kinds
-    assert len(kinds) == 14
+    assert len(kinds) == 16
 
 
 def test_detectors_see_what_acts_on_purpose(tmp_path: Path) -> None:

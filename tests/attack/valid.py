@@ -67,6 +67,32 @@ TASK = {
     "doc_to_target": "sound",
 }
 SITE = {"juwels": {"account": "mine", "runs": "/p/scratch/runs", "venv": "/p/venv"}}
+SEARCH = {
+    "name": "rates",
+    "why": "Which seed is best.",
+    "recipe": "teuken7b",
+    "cluster": "local",
+    "set": {},
+    "space": {"budget.seed": [1, 2]},
+    "products": {},
+    "objective": {"measured": "held_out.final", "planned": None, "direction": "minimize"},
+    "search": {"sampler": "random", "trials": 1, "at_once": 1, "seed": 1, "poll_seconds": 1},
+    "published": {},
+}
+BEGUN: tuple[dict[str, object], ...] = (
+    {"op_code": 0, "study_name": "rates", "directions": [1]},
+    {"op_code": 4, "study_id": 0, "datetime_start": "2026-01-01T00:00:00+00:00"},
+    {
+        "op_code": 5,
+        "trial_id": 0,
+        "param_name": "budget.seed",
+        "param_value_internal": 1,
+        "distribution": json.dumps({
+            "name": "CategoricalDistribution",
+            "attributes": {"choices": [1, 2]},
+        }),
+    },
+)
 CHAIN = "4711"
 MEASURED = "recipe,cluster,step_seconds\nbloom560m,jean_zay,1.5\n"
 # What a case finds in its working folder, by the kind of file that it attacks.
@@ -82,6 +108,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "site": ("r.yaml", "site.yaml"),
     "tokenizer": ("tiny.yaml", "texts", "tok"),
     "weights": ("tiny.yaml", "texts", "prepared", "exported"),
+    "search": ("found", "q.yaml"),
+    "dataset": ("tiny.yaml", "texts", "rows"),
     "tokens": ("tiny.yaml", "texts", "tok", "m.bin", "m.idx"),
     "prepared": ("tiny.yaml", "texts", "prepared", "tiny.lock.yaml"),
     "words": ("r.yaml", "x.lock.yaml", "x.recipe.yaml", "run"),
@@ -99,6 +127,7 @@ def make_valid(folder: Path) -> None:
         ("r.yaml", RECIPE),
         ("tiny.yaml", TINY),
         ("s.yaml", LISTED),
+        ("q.yaml", SEARCH),
         ("site.yaml", SITE),
         ("tasks/mine.yaml", TASK),
     ):
@@ -107,6 +136,13 @@ def make_valid(folder: Path) -> None:
         file.write_text(yaml.safe_dump(tree, sort_keys=False), "utf-8")
     (folder / "tasks" / "rows.jsonl").write_text('{"animal": "dog", "sound": 0}\n')
     (folder / "t.csv").write_text(MEASURED)
+    (folder / "rows").mkdir()
+    (folder / "rows" / "train.jsonl").write_text('{"text": "a dog"}\n')
+    import command.study.search  # noqa: F401 (every search imports Optuna)
+
+    (folder / "found").mkdir()
+    begun = "".join(f"{json.dumps({'worker_id': 'w', **record})}\n" for record in BEGUN)
+    (folder / "found" / "study.journal").write_text(begun)
     tiny = ["recipe=./tiny.yaml", *SMALL]
     for words in (
         [*tiny, *FEW, "run=run"],

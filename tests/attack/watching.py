@@ -32,6 +32,8 @@ ASKED = re.compile(
     r"|scontrol --oneliner show job [0-9]+(?:_[0-9]+)?"
     rf"|scancel (?:--state=PENDING )?{CHAIN}"
     r"|uname -p|/sbin/ldconfig -p"
+    # The child process that opens tokenizer files first, with limits.
+    rf"|{re.escape(sys.executable)} -P -m components\.data\.probe_tokenizer \.(?:json|model)"
 )
 
 

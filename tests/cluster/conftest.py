@@ -1,15 +1,26 @@
 """No user's own site.yaml reaches a test; a real Slurm is started once for all that need it."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cluster.records import Jobs
+from command.main import main
 from components.run.folder import RunFolder
 from tests.cluster.jobs import recipe_of
 from tests.cluster.programs import Programs
 from tests.cluster.slurm import JUWELS, LocalSlurm, local_slurm
+from tests.life.conftest import TINY
+
+HERE = (
+    *("cluster=juwels", "scale=mini", "cluster.device=cpu", "cluster.hardware=none"),
+    *("cluster.nodes=2", "cluster.devices_per_node=1", "cluster.site.directives=[]"),
+    *("cluster.site.modules=[]", "cluster.site.environment={}", "cluster.site.host_suffix=''"),
+    *("cluster.site.binding.cores_per_rank=1", "cluster.hours=0.5", "site.account=kitchen"),
+)
+Submit = Callable[..., int]
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +58,31 @@ def run_on(tmp_path: Path) -> Callable[..., Jobs]:
         return Jobs(folder)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder shared by a file's tests, so that data is prepared once."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def submit(home: Path, tmp_path: Path) -> Submit:
+    """Submit a tiny run into ``tmp_path / "run"``."""
+
+    def act(*words: str) -> int:
+        with contextlib.chdir(home):
+            own = {word.partition("=")[0] for word in words}
+            usual = [word for word in (*TINY, *HERE) if word.partition("=")[0] not in own]
+            return main([*usual, f"run={tmp_path / 'run'}", *words])
+
+    return act
+
+
+@pytest.fixture
+def taking(programs: Programs) -> Programs:
+    """A scheduler that takes everything as job 77 and has nothing in its queue."""
+    programs.add("sbatch", says="77\n")
+    for name in ("squeue", "scancel", "scontrol"):
+        programs.add(name)
+    return programs

@@ -9,8 +9,9 @@ that wait for it go.
 
 `test_pbs_stand_in.py` asks it and a real OpenPBS 23.06 the same, and compares status and words:
 ``qstat`` with and without a history of jobs ($OPENPBS_HISTORY is off), ``qdel``, ``qalter``,
-``qsub -W``. ``exec_host`` is ``NODE/0*CORES+...``, as there. Of its source are the
-``Hold_Types`` s of a job that depends on another, and -29 for one killed at its wall.
+``qsub -W``; ``qselect -u`` follows its manual. ``exec_host`` is ``NODE/0*CORES+...``, as
+there. Of its source are the ``Hold_Types`` s of a job that depends on another, and -29 for
+one killed at its wall.
 """
 
 import fcntl
@@ -41,7 +42,7 @@ HISTORY_OFF = "PBS is not configured to maintain job history"
 Tree = dict[str, Any]
 
 
-PROGRAMS = ("qsub", "qstat", "qdel", "qalter", "mpiexec")
+PROGRAMS = ("qsub", "qstat", "qselect", "qdel", "qalter", "mpiexec")
 
 
 def link(programs: Path, state: Path, names: Sequence[str] = PROGRAMS) -> None:
@@ -245,20 +246,38 @@ def _end(session: int) -> None:
         return
 
 
+def qselect(words: list[str]) -> int:
+    """List the ids of a user's jobs that have not finished."""
+    if words[:1] != ["-u"] or len(words) != 2:
+        return refuse("qselect", f"illegal options {words}", 2)
+    for file in sorted(folder().glob("[0-9]*.json")):
+        tree = json.loads(file.read_text())
+        if tree["job_state"] != "F" and tree["Job_Owner"].partition("@")[0] == words[1]:
+            sys.stdout.write(f"{file.stem}\n")
+    return 0
+
+
 def qstat(words: list[str]) -> int:
-    *options, job = words
+    """Describe jobs: those that are known, though others are not."""
+    after = words.index("json") + 1 if "json" in words else len(words)
+    options, jobs = words[:after], words[after:]
     if options not in (["-x", "-f", "-F", "json"], ["-f", "-F", "json"]):
         return refuse("qstat", f"illegal options {options}", 2)
     if not keeps_history() and "-x" in options:
         sys.stdout.write(json.dumps({"timestamp": 1, "pbs_server": SERVER}) + "\n")
-        return refuse("qstat", f"{HISTORY_OFF} {job}", 0)
-    if not known(job):
-        return refuse("qstat", f"Unknown Job Id {job}", 153)
-    tree = {key: value for key, value in read(job).items() if key not in {"script", "waits"}}
-    if tree["job_state"] == "F" and "-x" not in options:
-        return refuse("qstat", f"{job} {FINISHED}", 35)
-    sys.stdout.write(json.dumps({"pbs_server": SERVER, "Jobs": {job: tree}}) + "\n")
-    return 0
+        return refuse("qstat", f"{HISTORY_OFF} {jobs[0]}", 0)
+    status, found = 0, {}
+    for job in jobs:
+        if not known(job):
+            status = refuse("qstat", f"Unknown Job Id {job}", 153)
+        elif read(job)["job_state"] == "F" and "-x" not in options:
+            status = refuse("qstat", f"{job} {FINISHED}", 35)
+        else:
+            kept = {k: value for k, value in read(job).items() if k not in {"script", "waits"}}
+            found[job] = kept
+    if found:
+        sys.stdout.write(json.dumps({"pbs_server": SERVER, "Jobs": found}) + "\n")
+    return status
 
 
 def qalter(words: list[str]) -> int:

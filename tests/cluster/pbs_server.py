@@ -23,7 +23,18 @@ import pytest
 from tests.cluster import openpbs
 from tests.cluster.slurm import BUSY_HOST, free_ports
 
-COMMANDS = ("qsub", "qstat", "qdel", "qalter", "qmgr", "qhold", "qrls", "qrerun", "pbsnodes")
+COMMANDS = (
+    "qsub",
+    "qstat",
+    "qselect",
+    "qdel",
+    "qalter",
+    "qmgr",
+    "qhold",
+    "qrls",
+    "qrerun",
+    "pbsnodes",
+)
 CONF = """\
 PBS_EXEC={exec}
 PBS_HOME=/mnt/home

@@ -5,7 +5,7 @@ from pathlib import Path
 
 WRAPPER = """#!/bin/bash
 if [[ "${variable}" == {node} && "$2" == components.preflight ]]; then
-  export PYTHONPATH={planted}
+  export PYTHONPATH={planted}:$PYTHONPATH
 fi
 {on_ranks}
 exec {python} "$@"

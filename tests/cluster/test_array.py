@@ -190,6 +190,7 @@ def test_on_pbs_a_pass_is_submitted_once_and_found_in_the_queue(
     folder = the_pass(tmp_path)
     owner = {"Job_Owner": f"{user_name()}@login", "Output_Path": f"login:{folder}/jobs/"}
     jobs = {f"77[{index}].pbs": {**owner, "job_state": "Q"} for index in ("", "0")}
+    programs.add("qselect", says="77[].pbs\n")
     programs.add("qstat", says=json.dumps({"Jobs": jobs}))
     with pytest.raises(QueuedError):
         prepare(recipe_of(*AURORA), wait=False)

@@ -9,11 +9,11 @@ import pytest
 from command.main import main
 from components.checkpoint.loading import check_alone
 from components.run.history import read_lines
+from tests.cluster.conftest import HERE
 from tests.cluster.programs import Programs
-from tests.cluster.test_slurm_commands import HERE, taking
 from tests.life.conftest import TINY, Program, home, program
 
-__all__ = ["home", "program", "taking"]  # fixtures
+__all__ = ["home", "program"]  # fixtures
 SHORT = [word for word in TINY if not word.startswith(("budget.total", "checkpoint."))]
 WORDS = (*SHORT, "checkpoint.every_tokens=1_024")
 

@@ -95,7 +95,7 @@ def test_two_jobs_that_saved_nothing_new_end_the_chain_and_the_record_says_why(
     programs.add("squeue")
     found = status_of(run, Slurm())
     assert (found.state, found.why) == ("failed", why)
-    assert "again=true" in found.next
+    assert f"python run.py resume={jobs.folder.path}" in found.next
 
 
 def test_a_requeued_job_that_is_overtaken_is_none_that_saved_nothing(
@@ -318,13 +318,29 @@ def test_a_node_without_qsub_leaves_no_successor_and_status_says_so(
     assert f"no job is queued after this one: {why}" in capfd.readouterr().err
     finish(jobs, "stopped")
     end(jobs.folder.path, 0)
-    programs.add("qstat", error="qstat: Unknown Job Id 12.pbs-0001", status=153)
+    programs.add("qselect")
     found = status_of(jobs.folder.path, Pbs())
     assert (found.state, found.why) == ("stopped", f"no job was queued after it: {why}")
-    assert "again=true" in found.next
+    assert f"python run.py resume={jobs.folder.path}" in found.next
 
 
 def test_a_chain_is_an_array_or_a_job() -> None:
     assert [chain_of(job) for job in ("77_12", "77", "12.pbs-0001")] == [
         *("77", "77", "12.pbs-0001")
     ]
+
+
+def test_of_two_chains_in_one_folder_each_job_records_its_own_end(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, other = jobs.folder.path, {**task(1), "SLURM_ARRAY_JOB_ID": "78"}
+    assert begin(run, task(1)) == 0
+    assert begin(run, other) == 0
+    for name, value in task(1).items():
+        monkeypatch.setenv(name, value)
+    finish(jobs, "stopped")
+    end(run, 0)
+    assert {one.job: one.ended for one in jobs.chain().attempts} == {
+        "77_1": "stopped",
+        "78_1": None,
+    }

@@ -78,7 +78,7 @@ def test_a_value_with_quotes_is_one_string_of_the_file() -> None:
     odd = Variable(value='a "b" \\c\u00e9', reason="a trial")
     site = job.site.model_copy(update={"environment": {"WORDS": odd}})
     text = container_text(site, job.user, "/p")
-    assert tomllib.loads(str(text))["env"] == {"WORDS": odd.value}
+    assert tomllib.loads(str(text))["env"] == {"PYTHONSAFEPATH": "", "WORDS": odd.value}
 
 
 def test_an_array_starts_its_python_in_the_image(tmp_path: Path) -> None:

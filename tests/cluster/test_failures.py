@@ -2,12 +2,14 @@
 
 import os
 from pathlib import Path
+from random import Random
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
 from cluster.end import Failure, copies_failure, find_failure
 from components.errors import RecipeError
+from components.fault_tolerance.failures import CUT_SHORT
 from components.fault_tolerance.soft_failure import NotFiniteError
 
 NODES = ("jwb0001", "jwb0002")
@@ -113,10 +115,11 @@ FAULT = "Memory access fault by GPU node-4 (Agent handle: 0x152e220) on address 
 def test_a_rank_that_amd_s_runtime_aborted_has_its_last_words(
     tmp_path: Path, said: str, of_node: bool
 ) -> None:
+    name, label = ("5", "") if of_node else ("jwb0002", " 5: ")
     (tmp_path / "6-5.log").write_text(f"{FAULT}\n")
-    (tmp_path / "7-5.log").write_text("step\n" * 2_000 + said)
+    (tmp_path / f"7-{name}.log").write_text(f"{label}step\n" * 2_000 + f"{label}{said}\n 4: ok")
     (tmp_path / "7-15.log").write_text(f"{FAULT}\n")
-    (tmp_path / "7-preflight-5.log").write_text(f"{FAULT}\n")
+    (tmp_path / "7-preflight-jwb0002.log").write_text(f" 5: {FAULT}\n")
     os.utime(tmp_path / "6-5.log", (1, 1))
     found = find(tmp_path, log=SRUN.replace("Killed", "Aborted (core dumped)"))
     told = "" if said.startswith("nothing") else f": {said}"
@@ -159,9 +162,153 @@ def test_nodes_whose_numbers_are_not_finite_are_suspect_unless_all_are(
     assert found.why.startswith("step 7, after 3,072 tokens: loss not")
 
 
-def test_half_an_error_file_is_shown_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "error-7.json").write_text('{"message": {"mess')
-    assert find(tmp_path).why == 'rank 7: {"message": {"mess'
+FULL = RecipeError("/r/checkpoints", "cannot be written: no space", "make room")
+
+
+def test_an_error_file_that_a_full_disk_cut_costs_no_other_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it is cut: what is left of it tells, or the rank's log and exit status."""
+    raise_in(monkeypatch, tmp_path, 6, FULL)
+    whole = (tmp_path / "error-6.json").read_bytes()
+    raise_in(monkeypatch, tmp_path, 1, RuntimeError("Connection closed by peer"))
+    log = "srun: error: jwb0002: tasks 4-7: Exited with exit code 2\n"
+    (tmp_path / "7-jwb0002.log").write_text(f"5: late\n6: step 4\n6: {FULL}\n6:   make room\n")
+    for size in range(len(whole) + 1):
+        (tmp_path / "error-6.json").write_bytes(whole[:size])
+        found = find(tmp_path, log)
+        assert found.nodes == ("jwb0002",)
+        assert not found.of_node
+        assert found.of_user
+        assert "{" not in found.why
+        if size < whole.index(b"RecipeError"):
+            assert found.why == f"rank 6: {FULL.path}: {FULL.problem}"
+    (tmp_path / "error-6.json").write_bytes(b"")
+    assert not find(tmp_path, log.replace("code 2", "code 1")).of_user
+    (tmp_path / "7-jwb0002.log").unlink()
+    assert find(tmp_path, log).why == f"rank 6: {CUT_SHORT}"
+
+
+MEMORY = "srun: error: jwb0002: task 5: Out Of Memory\n"
+STEP = "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some of the step..\n"
+FIRST, OTHER = (
+    MEMORY.replace("jwb0002: task 5", f"jwb0001: {task}") for task in ("tasks 0-1", "task 1")
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "why", "of_node"),
+    [
+        (MEMORY, "rank 5 on jwb0002: Out Of Memory", True),
+        (FIRST, "rank 0 on jwb0001: Out Of", False),
+        (MEMORY + OTHER, "rank 5 on jwb0002: O", False),
+        (STEP + SRUN, "rank 5 on jwb0002: Killed (the memory of its node was full)", True),
+    ],
+)  # fmt: skip
+def test_memory_that_was_full_is_the_node_s_where_it_was_so_on_one_that_has_the_usual_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, why: str, of_node: bool
+) -> None:
+    raise_in(monkeypatch, tmp_path, 2, RuntimeError("Connection closed by peer"))
+    found = find(tmp_path, log)
+    assert found.why.startswith(why)
+    assert (found.of_node, found.of_user) == (of_node, False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: Task launch for StepId=7.0 failed on node jwb0002: Communication failure",
+        "srun: error: Task launch for 7.0 failed on node jwb0002: Invalid job credential",
+        "srun: error: Task launch for StepId=7.0 failed on node jwb0002: Job prolog failed",
+        "srun: error: task 6 launch failed: Slurmd could not execve job",
+        "srun: error: slurm_receive_msgs: [[jwb0002.juwels]:6818] failed: Socket timed out",
+        "srun: error: slurm_msg_recv: slurm_recv_timeout from jwb0002: Zero Bytes",
+        "srun: error: Prolog hung on node jwb0002",
+        "launch failed on jwb0002: Couldn't exec python: No such file or directory",
+        "ping failed on jwb0002.hsn.cm: Couldn't forward RPC: No route to host",
+        "[proxy:0:1@jwb0002] HYDU_create_process: execvp error on file python",
+        "ssh: connect to host jwb0002 port 22: Connection refused",
+    ],
+)  # fmt: skip
+def test_a_node_that_starts_no_ranks_is_left_out_whatever_the_others_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    raise_in(
+        monkeypatch, tmp_path, 0, RuntimeError("Timed out after 1800 s waiting for clients")
+    )
+    noise = "srun: launch/slurm: _step_signal: Terminating\nsrun: Job step aborted: Waiting\n"
+    found = find(tmp_path, f"{noise}{line}\nsrun: error: jwb0001: tasks 0-3: Terminated\n")
+    assert (found.why, found.nodes, found.of_node) == (line, ("jwb0002",), True)
+    both = line + "\n" + line.replace("jwb0002", "jwb0001").replace("task 6", "task 1")
+    assert not find(tmp_path, both).of_node
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: Unable to create step for job 7: Requested nodes are busy",
+        "srun: error: Application launch failed: Communication connection failure",
+        "srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive.",
+        "slurmstepd: error: execve(): python: No such file or directory",
+        "slurmstepd-jwb0002: error: Detected 1 oom_kill event in StepId=7.batch.",
+        "=>> PBS: job killed: mem 129kb exceeded limit 128kb",
+        "=>> PBS: job killed: cput 3601 exceeded limit 3600",
+        "mpiexec: Error: tm_spawn: no such host",
+        "Host key verification failed.",
+        "[mpiexec@jwb0001] HYDU_sock_write (sock.c:256): write error (Bad file descriptor)",
+        "ORTE was unable to reliably start one or more daemons.",
+    ],
+)
+def test_what_the_launcher_complains_of_is_the_reason_where_no_rank_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    log = f"step 1\nsrun: warning: cannot\n{line}\nsrun: error: jwb0001: task 0: Terminated\n"
+    found = find(tmp_path, log)
+    assert (found.why, found.nodes) == (f"exit status 1, and {line}", ())
+    raise_in(monkeypatch, tmp_path, 0, RuntimeError("Connection closed by peer"))
+    found = find(tmp_path, log)
+    assert found.why == f"{line}; rank 0: RuntimeError: Connection closed by peer"
+    assert not found.of_node
+    raise_in(monkeypatch, tmp_path, 0, KeyError("own"))
+    assert find(tmp_path, log).why == "rank 0: KeyError: 'own'"
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        (
+            "=   RANK 5 PID 99 RUNNING AT jwb0002\n=   KILLED BY SIGNAL: 9 (Killed)\n",
+            "rank 5 on jwb0002: KILLED BY SIGNAL: 9 (Killed)",
+        ),
+        (
+            "=   PID 99 RUNNING AT jwb0002\n=   EXIT CODE: 9\n=   CLEANING UP\n",
+            "a rank on jwb0002: EXIT CODE: 9",
+        ),
+        (
+            "mpiexec noticed that process rank 5 with PID 0 on node jwb0002 exited on "
+            "signal 9 (Killed).\n",
+            "rank 5 on jwb0002: exited on signal 9 (Killed)",
+        ),
+        (
+            "prterun noticed that process rank 5 with PID 0 on node jwb0002 exited on\n"
+            "signal 7 (Bus error).\n",
+            "rank 5 on jwb0002: exited on signal 7 (Bus error)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_killed_rank_is_known_from_any_launcher(tmp_path: Path, log: str, why: str) -> None:
+    found = find(tmp_path, log)
+    assert (found.why, found.nodes, found.of_node) == (why, ("jwb0002",), True)
+
+
+def test_no_output_of_a_launcher_is_an_error_of_its_reader(tmp_path: Path) -> None:
+    random, words = (
+        Random(0),
+        [*SRUN.split(), *MEMORY.split(), *PALS.split(), "=", "\n", "\0", "task"],
+    )
+    for _ in range(300):
+        log = random.choice((" ", "")).join(random.choices(words, k=60))
+        assert find(tmp_path, log).why
 
 
 def test_where_nobody_said_anything_the_status_is_told(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.cluster.jobs import submitted
 from tests.cluster.programs import Programs, queued
 
 Run = Callable[..., Jobs]
-PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "qsub", "qstat", "qdel")
+PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "qsub", "qstat", "qselect", "qdel")
 
 
 @pytest.fixture

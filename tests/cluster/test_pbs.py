@@ -59,14 +59,15 @@ def jobs_of(chain: str) -> list[str]:
     return [job.job for job in Pbs().states(chain, logs_of("a"))]
 
 
-@pytest.mark.long
-def test_a_chain_is_followed_from_any_of_its_jobs(queue: Path) -> None:
+def test_the_jobs_of_a_run_are_those_that_write_into_its_folder(queue: Path) -> None:
     first = put("a", state="F")
     second = put("a", state="R", after=first)
     third = put("a", after=second)
-    assert jobs_of(first) == jobs_of(second) == [second, third]
-    assert jobs_of(third) == [third]
-    running, waiting = Pbs().states(first, logs_of("a"))
+    other = put("a", state="Q")  # of another submission, whose id nobody noted
+    put("b", after=second)
+    for chain in (first, second, third, ""):
+        assert jobs_of(chain) == [second, third, other]
+    running, waiting, _ = Pbs().states(first, logs_of("a"))
     assert (running.state, waiting.state, waiting.why) == ("running", "pending", "a")
 
 
@@ -80,11 +81,17 @@ def test_a_run_that_waits_for_this_one_is_not_taken_for_a_part_of_it(queue: Path
     assert openpbs.read(other)["job_state"] == "H"
 
 
-def test_jobs_that_wait_for_each_other_are_each_asked_about_once(queue: Path) -> None:
-    first = put("a", state="R")
-    second = put("a", after=first)
-    openpbs.write(second, openpbs.waited_for(openpbs.read(second), first))
-    assert jobs_of(first) == [first, second]
+def test_a_job_that_ends_between_two_questions_hides_no_other(
+    queue: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENPBS_HISTORY", "off")
+    gone, there = put("a", state="F"), put("a", state="R")
+    once = f"[ -e {queue}/asked ] || echo {gone}; touch {queue}/asked; echo {there}"
+    programs.script("qselect", once)
+    assert jobs_of(there) == [there]
+    programs.add("qselect", says=f"{gone}\n{there}\n")
+    with pytest.raises(SchedulerError, match="jobs end faster than they are listed"):
+        jobs_of(there)
 
 
 def test_a_chain_whose_first_job_is_forgotten_is_found_by_what_its_jobs_left(
@@ -105,7 +112,9 @@ def test_an_array_is_its_elements_and_each_is_cancelled(
     owner = {"Job_Owner": f"{user_name()}@login", "Output_Path": f"login:{logs_of('a')}/"}
     letters = {"": "B", "0": "X", "1": "R", "2": "Q"}
     jobs = {f"7[{key}].s": {"job_state": one, **owner} for key, one in letters.items()}
-    programs.add("qstat", says=json.dumps({"Jobs": jobs}))
+    programs.add("qselect", says="7[].s\n")
+    whole, alone = (json.dumps({"Jobs": one}) for one in (jobs, {"7[].s": jobs["7[].s"]}))
+    programs.script("qstat", f"case $* in *-t*) echo '{whole}';; *) echo '{alone}';; esac")
     programs.add("qdel")
     found = Pbs().states("7[].s", logs_of("a"))
     assert [(one.job, one.state) for one in found] == [
@@ -130,18 +139,24 @@ def test_to_cancel_what_has_ended_meanwhile_is_no_error(
         Pbs().cancel(job, logs_of("a"), running=True)
 
 
-@pytest.mark.parametrize(("run", "user"), [("a", "walnut"), ("b", user_name())])
-def test_a_job_of_another_user_or_folder_is_refused_with_both_named(
-    run: str, user: str, queue: Path, programs: Programs
+def test_a_job_of_another_folder_is_refused_with_both_named(
+    queue: Path, programs: Programs
 ) -> None:
-    job = put(run, state="R", user=user)
+    job = put("b", state="R")
     programs.add("qdel")
     with pytest.raises(
         NotOwnError,
-        match=rf"job {job} is of user {user} and writes into /runs/{run}/jobs; "
+        match=rf"job {job} is of user {user_name()} and writes into /runs/b/jobs; "
         rf"this is user {user_name()}, and what is asked for writes into /runs/a/jobs",
     ):
         Pbs().cancel(job, logs_of("a"), running=True)
+    assert programs.calls() == []
+
+
+def test_a_job_of_another_user_is_left_alone(queue: Path, programs: Programs) -> None:
+    job = put("a", state="R", user="walnut")
+    programs.add("qdel")
+    Pbs().cancel(job, logs_of("a"), running=True)
     assert programs.calls() == []
 
 
@@ -179,7 +194,7 @@ def test_where_a_site_keeps_no_history_the_queue_alone_is_asked(no_history: Path
     second = put("a", after=first)
     assert jobs_of(first) == [first, second]
     openpbs.change(first, job_state="F")
-    assert jobs_of(first) == []
+    assert jobs_of(first) == [second]
     assert Pbs().fate(first) == "gone"
     Pbs().cancel(first, logs_of("a"), running=True)  # nothing of it, and no error
 
@@ -286,6 +301,7 @@ def test_a_waiting_job_asks_for_a_node_more_for_each_that_is_avoided(queue: Path
 def test_an_answer_that_is_no_json_is_the_schedulers_failure(
     says: str, programs: Programs
 ) -> None:
+    programs.add("qselect", says="1.s\n")
     programs.add("qstat", says=says)
     with pytest.raises(
         SchedulerError, match=rf"qstat: no JSON about 1\.s: '{re.escape(says)}'"
@@ -293,8 +309,8 @@ def test_an_answer_that_is_no_json_is_the_schedulers_failure(
         Pbs().states("1.s", logs_of("a"))
 
 
-def test_another_trouble_of_qstat_is_told(programs: Programs) -> None:
-    programs.add("qstat", error="qstat: cannot connect to server pbs", status=1)
+def test_another_trouble_of_the_server_is_told(programs: Programs) -> None:
+    programs.add("qselect", error="qselect: cannot connect to server pbs", status=1)
     with pytest.raises(SchedulerError, match="cannot connect to server pbs"):
         Pbs().states("1.s", logs_of("a"))
 

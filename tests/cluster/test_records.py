@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.chain_events import QueuedEvent, RefusedEvent, SubmitEvent
-from cluster.records import Jobs, now, saved_tokens
+from cluster.chain_events import EndedEvent, QueuedEvent, RefusedEvent, SubmitEvent
+from cluster.records import Jobs, now, remove_logs, saved_tokens
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from tests.cluster.jobs import began, ended, submitted
@@ -148,3 +148,36 @@ def test_half_a_checkpoint_does_not_count_as_saved(jobs: Jobs) -> None:
     save(jobs, 10_240)
     save(jobs, 20_480, whole=False)
     assert saved_tokens(jobs.folder) == 10_240
+
+
+def test_of_earlier_jobs_the_logs_of_first_and_failed_nodes_are_kept(jobs: Jobs) -> None:
+    """Those of the last two jobs are kept as they are, and those of nobody's jobs."""
+    ranks, nodes = jobs.folder.path / "ranks", tuple(f"n{number}.hsn" for number in range(6))
+    ranks.mkdir()
+    for job, bad, failed in (("7_1", ("n3",), ("n4.hsn",)), ("7_2", (), ()), ("7_3", (), ())):
+        record = began(jobs, job, nodes=nodes)
+        jobs.note(
+            EndedEvent(
+                at=now(),
+                job=job,
+                attempt=record.attempt,
+                tokens=0,
+                ended="failed",
+                bad_nodes=bad,
+                failed_nodes=failed,
+            )
+        )
+        for node in ("n0", "n1", "n3", "n4"):
+            (ranks / f"{job}-{node}.log").touch()
+            (ranks / f"{job}-preflight-{node}.log").touch()
+        (ranks / f"{job}-11.log").touch()  # of an earlier version, a file for each rank
+    (ranks / "other-n1.log").touch()
+    (ranks / "7.log").touch()
+    remove_logs(jobs)
+    left = {file.name for file in ranks.iterdir()}
+    first = {
+        f"7_1-{part}{node}.log" for part in ("", "preflight-") for node in ("n0", "n3", "n4")
+    }
+    assert {name for name in left if name.startswith("7_1")} == first
+    assert len(left) == 6 + 2 * 9 + 2
+    assert jobs.chain().attempts[0].failed_nodes == ("n4.hsn",)

@@ -80,6 +80,19 @@ def here(job: JobSettings, folder: Path) -> JobSettings:
     return replace(job, repository=str(folder), venv=f"{folder}/venv", run=f"{folder}/run")
 
 
+@pytest.mark.parametrize("words", [(*TEUKEN, "cluster.site.setup=[]"), MULA])
+def test_python_in_a_job_imports_the_clone_and_the_absolute_places_of_the_site(
+    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "venv" / "bin" / "python"
+    file.write_text(PYTHON.replace("python $*", "$PYTHONSAFEPATH $PYTHONPATH $PWD"), "utf-8")
+    run(here(job_of(*words), tmp_path), machine | {"PYTHONPATH": ":x:/m:../y::/n"})
+    lines = Path(machine["NOTES"]).read_text("utf-8").splitlines()
+    of_python = [line for line in lines if line.startswith("1 ")]
+    assert set(of_python) == {f"1 {tmp_path}:/m:/n {tmp_path}"}
+    assert len(of_python) >= 4  # begin, both sides of the preflight, ranks, end
+
+
 def notes(machine: dict[str, str]) -> list[str]:
     """List what was called, without the nodes' own look at themselves: it has no set moment.
 
@@ -208,8 +221,8 @@ def test_a_rank_of_a_chain_logs_by_the_name_of_its_job() -> None:
     )
     assert chained["--output"][0].endswith("/jobs/%A_%a.log")
     assert alone["--output"][0].endswith("/jobs/%j.log")
-    assert '--output="$run/ranks/%A_%a-%t.log"' in script_of(*TEUKEN, "cluster.jobs=3")
-    assert '--output="$run/ranks/%j-%t.log"' in script_of(*TEUKEN, "cluster.jobs=1")
+    assert '--output="$run/ranks/%A_%a-%N.log" --label' in script_of(*TEUKEN, "cluster.jobs=3")
+    assert '--output="$run/ranks/%j-%N.log" --label' in script_of(*TEUKEN, "cluster.jobs=1")
 
 
 def test_a_pbs_job_with_a_successor_is_never_run_again() -> None:

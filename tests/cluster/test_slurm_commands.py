@@ -1,6 +1,5 @@
 """Submit, status and cancel as a user meets them: what they refuse, and what they do."""
 
-import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,46 +14,12 @@ from cluster.slurm import Slurm
 from cluster.status import status_of
 from command.main import main
 from components.run.folder import RunFolder
+from tests.cluster.conftest import Submit
 from tests.cluster.programs import Programs, queued
 from tests.cluster.slurm import LocalSlurm
-from tests.life.conftest import TINY
 
 FULL = ("recipe=teuken7b", "cluster=juwels", "action=submit", "site.account=kitchen")
-HERE = (
-    *("cluster=juwels", "scale=mini", "cluster.device=cpu", "cluster.hardware=none"),
-    *("cluster.nodes=2", "cluster.devices_per_node=1", "cluster.site.directives=[]"),
-    *("cluster.site.modules=[]", "cluster.site.environment={}", "cluster.site.host_suffix=''"),
-    *("cluster.site.binding.cores_per_rank=1", "cluster.hours=0.5", "site.account=kitchen"),
-)
 LOST = ("submitted as 77, which has ended: cancelled", "again=true submits it once more")
-
-Submit = Callable[..., int]
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder shared by a file's tests, so that data is prepared once."""
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture
-def submit(home: Path, tmp_path: Path) -> Submit:
-    """Submit a tiny run into ``tmp_path / "run"``."""
-
-    def act(*words: str) -> int:
-        with contextlib.chdir(home):
-            return main([*TINY, *HERE, f"run={tmp_path / 'run'}", *words])
-
-    return act
-
-
-@pytest.fixture
-def taking(programs: Programs) -> Programs:
-    """A scheduler that takes everything as job 77 and has nothing in its queue."""
-    programs.add("sbatch", says="77\n")
-    for name in ("squeue", "scancel", "scontrol"):
-        programs.add(name)
-    return programs
 
 
 def test_without_the_scheduler_the_script_is_written_and_its_place_told(
@@ -123,7 +88,7 @@ def test_what_the_scheduler_does_not_answer_to_is_no_refusal(
     assert submit() == 2
     said = capfd.readouterr().err
     assert "cluster.scheduler: sbatch: no answer within 0.5 s" in said
-    assert "it may have taken teuken7b: look into the queue before you repeat this" in said
+    assert f"it may have taken teuken7b: action=status run={tmp_path / 'run'} finds it" in said
     taking.add("sbatch", says="78\n")
     assert submit() == 2
     assert "again=true submits it once more" in capfd.readouterr().err

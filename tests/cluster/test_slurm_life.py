@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from cluster.status import RunStatus, status_of
 from command.main import main
 from components.run.folder import RunFolder
 from tests.cluster.slurm import LocalSlurm
-from tests.life.conftest import TINY, entries
+from tests.life.conftest import TINY, command, entries
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3_600)]
 
@@ -201,6 +202,63 @@ def end_node(slurm: LocalSlurm, node: str, run: Path) -> None:
     parent = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
     for process in (parent, rank):
         os.kill(process, signal.SIGKILL)
+
+
+def test_after_its_chain_ended_a_run_continues_with_other_settings(
+    slurm: LocalSlurm, submit: Submit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its path has what Slurm would expand in the names of output files."""
+    words = [word for word in TWO_RANKS if not word.startswith("cluster.jobs")]
+    run = submit("50%j%%", *words, "cluster.jobs=1")
+    wait_until(slurm, run, begun(run, "checkpoint"), 120)
+    assert main(["action=cancel", f"run={run}"]) == 0
+    wait_until(slurm, run, lambda: not status(run).queued, 120)
+    assert status(run).state == "stopped"
+    capsys.readouterr()
+    new = ["cluster.hours=0.4", "guard.non_finite.most=7", "cluster.jobs=2"]
+    new += ["cluster.site.environment.ADDED={value: here, reason: a trial}"]
+    assert main([f"resume={run}", "site.account=kitchen", *new]) == 0
+    assert "guard.non_finite.most: " in capsys.readouterr().err
+    wait_until(slurm, run, begun(run, "changed_setting"), 120)
+    rank = rank_on(status(run).jobs[-1].nodes[0], run)
+    assert b"ADDED=here" in Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
+    end = finish(slurm, run)
+    assert end.state == "finished"
+    (changed,) = entries(run, "changed_setting")
+    assert changed["evidence"]["cluster.hours"] == [0.5, 0.4]
+    assert {log.name for log in (run / "jobs").glob("*.log")} == {
+        f"{job.job}.log" for job in end.jobs
+    }
+    logs = [log.name for log in (run / "ranks").glob("*-[01].log")]
+    assert len([name for name in logs if "preflight" not in name]) == 4  # two ranks, two jobs
+    steps = [entry["step"] for entry in entries(run, "step")]
+    assert steps == list(range(1, 201))
+
+
+def test_of_two_commands_at_once_one_submits_and_cancel_reaches_all(
+    slurm: LocalSlurm, submit: Submit, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.call("scontrol", "update", "PartitionName=booster", "State=DOWN")
+    try:
+        run = submit("twice", *TWO_RANKS)
+        assert main(["action=cancel", f"run={run}"]) == 0
+        words = [*command(f"resume={run}", "site.account=kitchen"), "again=true"]
+        both = [
+            subprocess.Popen(words, cwd=home, stderr=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        said = [process.communicate(timeout=300)[1] for process in both]
+        assert sorted(process.returncode for process in both) == [0, 2], said
+        assert sum(" is submitted: " in text for text in said) == 1
+        queued = status(run).queued or ()
+        assert len({job.job.partition("_")[0] for job in queued}) == 1
+        # A chain whose id nobody recorded, as after an answer that was lost.
+        slurm.call("sbatch", str(run / "jobs" / "job.sh"))
+        assert len(status(run).queued or ()) == 2 * len(queued)
+        assert main(["action=cancel", f"run={run}"]) == 0
+        wait_until(slurm, run, lambda: status(run).queued == (), 30)
+    finally:
+        slurm.call("scontrol", "update", "PartitionName=booster", "State=UP")
 
 
 def test_when_a_node_dies_the_job_is_put_back_and_goes_on_without_it(

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from cluster import asking
 from cluster.chain_events import ExcludedEvent
 from cluster.decisions import avoided_until
 from cluster.records import Jobs, now
+from cluster.scheduler import user_name
 from cluster.slurm import Slurm
 from cluster.status import REASONS, RunStatus, explain, status_of
 from command.arguments import read_point
@@ -112,7 +114,7 @@ def test_a_run_whose_job_runs(jobs: Jobs, programs: Programs) -> None:
         ("77_3", "pending"),
     ]
     assert programs.calls() == [
-        "squeue --noheader --array --jobs=77 "
+        f"squeue --noheader --array --user={user_name()} "
         "--Format=JobArrayID:|,State:|,Reason:|,NodeList:|,UserName:|,STDOUT:|"
     ]
 
@@ -163,7 +165,7 @@ def test_a_run_whose_job_ended_without_a_word_is_lost(jobs: Jobs, programs: Prog
     programs.add("scontrol", error="slurm_load_jobs error: Invalid job id", status=1)
     found = ask(jobs)
     assert (found.state, found.why) == ("lost", f"{gone}: {log}")
-    assert "again=true" in found.next
+    assert f"python run.py resume={jobs.folder.path}" in found.next
     programs.add("scontrol", says="JobId=77 JobState=TIMEOUT Reason=TimeLimit")
     killed = "job 77_1 was killed at its wall, before it had saved"
     assert ask(jobs).why == f"{killed}: {log}"
@@ -180,7 +182,7 @@ def test_a_job_that_no_queue_has_is_not_shown_as_not_ended(
     assert "killed at its wall" in shown
     programs.add("squeue", says=queued(jobs.path, "77_1|RUNNING|None|n1"))
     assert main(["action=status", f"run={jobs.folder.path}"]) == 0
-    assert capfd.readouterr().out.count("running") == 3  # the run, the job, and the queue's row
+    assert capfd.readouterr().out.count("running") == 2  # the run and its job, listed once
 
 
 def test_what_happened_last_and_what_happens_next_is_told(
@@ -275,8 +277,6 @@ def test_a_run_whose_jobs_left_the_queue_before_any_began_is_lost(jobs: Jobs) ->
 
 
 def test_jobs_that_slurm_has_forgotten_are_gone(jobs: Jobs, programs: Programs) -> None:
-    error = "slurm_load_jobs error: Invalid job id specified"
-    programs.add("squeue", error=error, status=1)
     assert ask(jobs).queued == ()
 
 
@@ -356,3 +356,44 @@ def test_what_jobs_and_the_scheduler_said_does_not_act_on_the_terminal(
     assert "\u241b]0;x\u2407\ufffd [/nope]" in shown
     assert "squeue: \u241b[2J[/nope]" in shown
     assert not any(one in shown for one in ("\x1b", "\a", "\u202e"))
+
+
+def test_a_silent_scheduler_is_waited_for_once_whatever_the_number_of_runs(
+    run_on: Run, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = run_on("juwels")
+    submitted(jobs, "77", 1)
+    for number in range(1, 5):
+        shutil.copytree(jobs.folder.path, tmp_path / "runs" / str(number))
+    programs.add("sbatch")
+    monkeypatch.setattr(asking, "ANSWERS_WITHIN_SECONDS", 0.5)
+    programs.script("squeue", "exec sleep 20")
+    assert main(["action=status", f"run={tmp_path / 'runs'}"]) == 0
+    assert len(programs.calls()) == 1
+    programs.add("squeue")
+    assert main(["action=status", f"run={tmp_path / 'runs'}"]) == 0
+    assert len(programs.calls()) == 2  # one question about all runs
+
+
+def test_after_squeue_a_silent_scontrol_is_waited_for_once(
+    run_on: Run, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = run_on("juwels")
+    submitted(jobs, "77", 1)
+    begin(jobs, "77")
+    for number in range(1, 5):
+        shutil.copytree(jobs.folder.path, tmp_path / "runs" / str(number))
+    for name in ("sbatch", "squeue"):
+        programs.add(name)
+    monkeypatch.setattr(asking, "ANSWERS_WITHIN_SECONDS", 0.5)
+    programs.script("scontrol", "exec sleep 20")
+    assert main(["action=status", f"run={tmp_path / 'runs'}"]) == 0
+    assert [call.split()[0] for call in programs.calls()] == ["squeue", "scontrol"]
+
+
+def test_a_running_job_that_was_cancelled_was_not_in_the_queue(
+    jobs: Jobs, programs: Programs
+) -> None:
+    begin(jobs, "77_1")
+    programs.add("scontrol", says="JobId=77 JobState=CANCELLED Reason=None")
+    assert "job 77_1 was cancelled by scancel or qdel" in ask(jobs).why

@@ -244,6 +244,34 @@ def test_a_tokenizer_that_no_recipe_describes_is_refused(
     )
 
 
+def test_a_tokenizer_that_training_cannot_use_is_refused(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = home / "tok" / "tokenizer.json"
+    for change, message in (
+        (lambda tree: tree["model"]["vocab"].update(zzz=900), "has ids with gaps"),
+        (lambda tree: tree["model"]["vocab"].update(zzz=30), "gives id 30 to both"),
+        (lambda tree: tree.update(normalizer={"type": "Lowercase"}), "the step Lowercase"),
+        (lambda tree: tree["added_tokens"][0].update(lstrip=True), "removes the spaces"),
+    ):
+        save_tokenizer(home / "tok")
+        tree = json.loads(file.read_text())
+        change(tree)
+        file.write_text(json.dumps(tree))
+        err = refused(capfd, "name=a", "tokenizer=tok")
+        assert message in err
+
+
+def test_a_word_is_no_end_of_document(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    engine = save_tokenizer(home / "tok")
+    engine.add_special_tokens(["morning"])
+    engine.save(str(home / "tok" / "tokenizer.json"))
+    (home / "tok" / "tokenizer_config.json").write_text('{"eos_token": "morning"}')
+    assert "'morning', is a word that texts may contain" in refused(
+        capfd, "name=a", "tokenizer=tok"
+    )
+
+
 def test_a_tokenizer_without_an_end_of_document_is_refused_and_told_how_to_name_one(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,7 +52,11 @@ def test_in_a_run_of_one_s_own_every_place_is_honoured(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("named", "key"),
-    [((), "data.folder"), (NAMED[1:], "data.folder"), (NAMED[:1], r"data.sources.eu.files[0]")],
+    [
+        ((), r"data.sources.eu.files[0]"),
+        (NAMED[1:], "data.folder"),
+        (NAMED[:1], r"data.sources.eu.files[0]"),
+    ],
 )
 def test_a_received_run_goes_on_only_where_the_user_names_its_places(
     received: Path, named: tuple[str, ...], key: str
@@ -76,7 +80,8 @@ def test_resume_refuses_a_received_run_before_it_writes_anything(
 ) -> None:
     before = sorted(received.rglob("*"))
     assert main(["resume=run"]) == 2
-    assert capsys.readouterr().err.startswith("data.folder: '/theirs/prepared' leads out of")
+    said = capsys.readouterr().err
+    assert said.startswith("data.sources.eu.files[0]: '/theirs/text/*.txt' leads out of")
     assert main(["resume=run", *NAMED[:1]]) == 2
     assert capsys.readouterr().err.startswith("data.sources.eu.files[0]: '/theirs/text/*.txt'")
     assert sorted(received.rglob("*")) == before

@@ -34,7 +34,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "sbatch": f'echo "$*" >> {notes}; wc -l < {notes}',
         "squeue": ":",
         "qsub": f'echo "$*" >> {notes}; wc -l < {notes}',
-        "qstat": "echo 'qstat: Unknown Job Id' >&2; exit 153",
+        "qselect": ":",
     }
     for name, text in texts.items():
         (programs / name).write_text(f"#!/bin/sh\n{text}\n")

@@ -64,7 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["resume=x", "run=y"],
             "run: not used by action=train with resume=\n  leave it out, or leave out resume\n",
         ),
-        (["resume=x", "tracking=both"], "resume: a resumed run takes its recipe from its"),
+        (["resume=x", "cluster=juwels"], "resume: a resumed run takes its recipe from its"),
         (
             ["action=evaluate", "run=x", "text=y", "tasks=[z]"],
             "text: not used by action=evaluate with tasks=\n"

@@ -95,7 +95,13 @@ def test_an_older_python_is_refused(
     )
 
 
-@pytest.mark.parametrize("name", ["run.py", "components/versions.py", "components/__init__.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run.py",
+        *(f"components/{name}.py" for name in ("child_process", "versions", "__init__")),
+    ],
+)
 def test_python_3_6_can_read_what_refuses_it(name: str) -> None:
     ast.parse((ROOT / name).read_text("utf-8"), feature_version=(3, 6))
 

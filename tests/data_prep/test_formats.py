@@ -95,8 +95,18 @@ def test_a_line_of_200_megabytes_is_one_document(tmp_path):
 def test_a_line_beyond_the_limit_is_refused_with_its_place(tmp_path, monkeypatch):
     monkeypatch.setattr("data_prep.read.MOST_LINE_BYTES", 50)
     path = tmp_path / "a.txt"
-    path.write_text("short\n" + "x" * 49 + "\n" + "y" * 51)
-    with pytest.raises(RecipeError, match=r"a\.txt has a line of more than 50 .* at byte 56"):
+    path.write_text("short\n\n" + "x" * 48 + "\n\n" + "y" * 51)
+    with pytest.raises(RecipeError, match=r"a\.txt has a line of more than 50 .* at byte 57"):
+        texts(path)
+
+
+def test_a_paragraph_beyond_the_limit_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_prep.read.MOST_LINE_BYTES", 50)
+    path = tmp_path / "a.txt"
+    path.write_text("ten bytes\n" * 5 + "\n" + "ten bytes\n" * 5)
+    assert len(texts(path)) == 2
+    path.write_text("ten bytes\n" * 6)
+    with pytest.raises(RecipeError, match=r"a\.txt has a paragraph of more than 50 char"):
         texts(path)
 
 

@@ -1,4 +1,8 @@
 import json
+import os
+import socket
+import zipfile
+from contextlib import suppress
 
 import pytest
 
@@ -14,6 +18,11 @@ def _offline(tmp_path, monkeypatch):
     """Keep what the library writes below ``tmp_path``, and let it ask nobody."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("connects")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
 @pytest.fixture
@@ -99,3 +108,174 @@ def test_without_a_network_a_name_says_what_to_do():
     message = r"nobody/nothing cannot be read: .*\n  without a network name a folder .*HF_HOME"
     with pytest.raises(RecipeError, match=message):
         opened("nobody/nothing")
+
+
+SECRET = "the-secret-of-somebody"
+
+
+@pytest.fixture
+def outside(tmp_path):
+    place = tmp_path / "outside"
+    place.mkdir()
+    (place / "secret.jsonl").write_text(json.dumps({"text": SECRET}))
+    (place / "secret.txt").write_text(SECRET)
+    return place
+
+
+def described(folder, configs, name="README.md"):
+    text = json.dumps({"configs": configs})
+    (folder / name).write_text(f"---\n{text}\n---\n" if name == "README.md" else text)
+
+
+@pytest.mark.parametrize("name", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "OUTSIDE/secret.jsonl",
+        "../outside/secret.jsonl",
+        "data/../../outside/*.jsonl",
+        "~/secret.jsonl",
+        "https://example.org/x.jsonl",
+        "hf://datasets/somebody/else/x.jsonl",
+        "file:///OUTSIDE/secret.jsonl",
+        "zip://x.jsonl::https://example.org/x.zip",
+        "x.jsonl::OUTSIDE/secret.jsonl",
+    ],
+)
+def test_a_folder_that_names_files_elsewhere_is_refused(place, name, folder, outside):
+    place = place.replace("OUTSIDE", str(outside))
+    forms = (place, [place], [{"split": "train", "path": ["train.jsonl", place]}])
+    for files in forms:
+        described(folder, [{"config_name": "default", "data_files": files}], name)
+        with pytest.raises(RecipeError, match="which is not in the folder"):
+            opened(folder)
+    described(folder, [{"config_name": "a", "data_files": "*.jsonl", "data_dir": place}], name)
+    with pytest.raises(RecipeError, match="which is not in the folder"):
+        opened(folder)
+
+
+def test_a_folder_may_describe_its_own_files(folder):
+    (folder / "more").mkdir()
+    (folder / "more" / "a.jsonl").write_text('{"text": "more"}')
+    described(folder, [{"config_name": "few", "data_files": "more/*.jsonl"}])
+    assert texts(opened(folder)) == texts(opened(folder, name="few")) == ["more"]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("target", ["secret.jsonl", ".", "/"])
+def test_a_link_out_of_the_folder_is_refused_before_it_is_followed(
+    target, streaming, folder, outside
+):
+    (folder / "train-2.jsonl").symlink_to(outside / target)
+    with pytest.raises(RecipeError, match="leads out of the folder"):
+        opened(folder, streaming=streaming)
+
+
+def test_a_link_within_the_folder_and_a_folder_behind_a_link_are_read(folder, tmp_path):
+    (folder / "rows.jsonl").write_text((folder / "train.jsonl").read_text())
+    (folder / "train.jsonl").unlink()
+    (folder / "train.jsonl").symlink_to("rows.jsonl")
+    (tmp_path / "linked").symlink_to(folder)
+    assert texts(opened(tmp_path / "linked"))[:600] == TEXTS
+
+
+def test_a_pipe_in_the_folder_is_refused(folder):
+    os.mkfifo(folder / "train-2.jsonl")
+    with pytest.raises(RecipeError, match="neither a file nor a folder"):
+        opened(folder)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("by", ["schema", "card"])
+@pytest.mark.parametrize("column", ["text", "picture"])
+def test_files_that_values_name_are_not_opened(
+    by, column, streaming, folder, outside, monkeypatch
+):
+    """The library opens what a column of pictures names, at an address too."""
+    import datasets
+    import pyarrow.parquet
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("opens what a row names")
+
+    monkeypatch.setattr(datasets.Image, "decode_example", refuse)
+    monkeypatch.setattr("datasets.features.image.xopen", refuse)
+    (folder / "train.jsonl").unlink()
+    pictures = [
+        {"bytes": None, "path": f"{outside}/secret.txt"},
+        {"bytes": None, "path": "https://example.org/x.png"},
+    ]
+    kinds = datasets.Features({"text": datasets.Value("string"), "picture": datasets.Image()})
+    schema = kinds.arrow_schema if by == "schema" else None
+    columns = {"text": ["one", "two"], "picture": pictures}
+    pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), folder / "train.parquet")
+    if by == "card":
+        listed = [{"name": "text", "dtype": "string"}, {"name": "picture", "dtype": "image"}]
+        card = json.dumps({"dataset_info": {"features": listed}})
+        (folder / "README.md").write_text(f"---\n{card}\n---\n")
+    source = opened(folder, column=column, streaming=streaming)
+    if column == "text":
+        assert texts(source) == ["one", "two"]
+    else:
+        with pytest.raises(RecipeError, match="no texts in the column 'picture'"):
+            texts(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.png", b"x"), ("a.tar", b"x"), ("a.h5", b"x"), ("a.zip", None)],
+)
+def test_a_folder_of_other_things_than_tables_is_refused(name, content, folder):
+    (folder / "train.jsonl").unlink()
+    if content is None:
+        with zipfile.ZipFile(folder / name, "w") as packed:
+            packed.writestr("../x.jsonl", '{"text": "x"}')
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(RecipeError, match=r"no tables? |No \(supported\) data files"):
+        opened(folder)
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        "configs: 7",
+        "configs: [7]",
+        "configs: [{}]",
+        "configs: [{config_name: a, data_files: {a: 1}}]",
+        "configs: [{config_name: a, data_files: [[x]]}]",
+        "configs: [{config_name: a, data_files: '*.jsonl', nothing: 1}]",
+        "configs: [{config_name: a, data_files: [&a '*.jsonl', *a]}]",
+        "configs: [",
+        "[" * 5000,
+        "a: !!python/object/apply:os.system [id]",
+        "dataset_info: 7",
+        "dataset_info: {features: [{name: text, dtype: nothing}]}",
+        "dataset_info: {features: {text: {_type: os.system}}}",
+        "- 1",
+    ],
+)
+def test_a_card_of_another_form_is_refused_in_one_message(card, folder):
+    (folder / "README.md").write_text(f"---\n{card}\n---\n")
+    with suppress(RecipeError):  # anything else is a fault
+        assert texts(opened(folder)) == TEXTS
+
+
+@pytest.mark.parametrize(
+    "path", ["https://example.org/x", "hf://datasets/a/b", "a/b/c", "x::y", "x.py"]
+)
+def test_what_is_neither_a_folder_nor_a_name_is_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text("raise SystemExit")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        opened(path)
+
+
+def test_a_dataset_of_the_hub_that_names_files_here_is_refused(outside, monkeypatch):
+    import datasets
+
+    file = str(outside / "secret.jsonl")
+    local = datasets.load_dataset_builder("json", data_files=file)
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **__: local)
+    with pytest.raises(RecipeError, match=r"names .*secret\.jsonl, which is no table in it"):
+        opened("somebody/rows")

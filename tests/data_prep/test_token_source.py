@@ -5,8 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Engine
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from components.config.schema.data import Source
+from components.data.byte_bpe import ByteBPE
 from components.data.manifest import Manifest
 from components.data.megatron import write_index
 from components.data.mixture import windows_per_source
@@ -234,6 +237,31 @@ def test_a_folder_without_a_tokenizer_or_with_another_is_refused(
     message = r"tokenizer_folder: .* holds another tokenizer: has 570 pieces"
     with pytest.raises(RecipeError, match=message):
         run(tmp_path / "b", sources=texts, tokenizer=other, tokenizer_folder=str(trained))
+
+
+def test_a_tokenizer_that_training_cannot_use_is_refused_with_the_reason(tmp_path, sources):
+    engine = Engine(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel()
+    engine.normalizer = normalizers.Lowercase()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        special_tokens=["<end>"], initial_alphabet=alphabet, vocab_size=257, show_progress=False
+    )
+    engine.train_from_iterator([], trainer)
+    engine.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = ByteBPE(
+        vocab_size=257,
+        normalization="none",
+        pattern="x",
+        eod="<end>",
+        first_pieces=["<end>"],
+        longest_space_run=0,
+        last_pieces=[],
+    )
+    message = r"tokenizer_folder: the tokenizer in .* has the step Lowercase.*\n.*name a byte"
+    texts = {"first": sources["first"]}
+    with pytest.raises(RecipeError, match=message):
+        run(tmp_path / "a", sources=texts, tokenizer=tokenizer, tokenizer_folder=str(tmp_path))
 
 
 def test_a_prefix_with_signed_ids_is_checked_for_negative_ones(tmp_path):

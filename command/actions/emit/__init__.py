@@ -16,6 +16,7 @@ from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.schema.types import thaw
 from components.convert.features import Features, read_features
+from components.data.files import create_folder
 from components.errors import RecipeError
 from components.terminal import say, tell
 
@@ -39,12 +40,11 @@ def run(arguments: Arguments) -> None:
         raise RecipeError("file", "no folder is named", "write file=FOLDER, of a new folder")
     recipe = compose_recipe(arguments)
     files = write_files(recipe, " ".join(arguments.words))
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise RecipeError("file", f"{folder} exists", "name another folder") from None
-    for name, text in files.items():
-        (folder / name).write_text(text, "utf-8")
+    if folder.exists():
+        raise RecipeError("file", f"{folder} exists", "name another folder")
+    with create_folder(folder) as unfinished:
+        for name, text in files.items():
+            (unfinished / name).write_text(text, "utf-8")
     for note in NOTES if recipe.data.tokenizer_folder != "none" else (*NOTES, NO_TOKENIZER):
         say(f"note: {note}")
     say(f"in that folder: {START} {recipe.name}.toml")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from cluster.asking import asked_once
 from cluster.chain_events import CancelledEvent
 from cluster.records import Jobs, now
 from cluster.scheduler import (
@@ -18,6 +19,7 @@ from command.tree.nodes import job_of, logs_of, nodes_of, root_of
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
+from components.run.writer_lock import submission_lock
 from components.terminal import tell
 
 
@@ -25,8 +27,9 @@ def run(arguments: Arguments) -> None:
     """Cancel the chains of the named runs; ``force=true`` ends running jobs unsaved."""
     for path in named_runs(arguments):
         try:
-            _cancel(RunFolder(path), force=arguments.force)
-            _cancel_tree(path, force=arguments.force)
+            with asked_once():
+                _cancel(RunFolder(path), force=arguments.force)
+                _cancel_tree(path, force=arguments.force)
         except NotOwnError as error:
             remedy = "nothing was cancelled: the run folder says what is another's"
             raise RecipeError(str(path), str(error), remedy) from None
@@ -39,26 +42,27 @@ def _cancel_tree(run: Path, *, force: bool) -> None:
     if not read_recipe(run / "recipe.json").children or root_of(run) != run.absolute():
         return
     for node in nodes_of(root_of(run)):
-        if node.child.kind == "run" and Jobs(RunFolder(node.path)).chain().ids:
-            if not node.is_done:
+        if node.child.kind == "run":
+            if not node.is_done and Jobs(RunFolder(node.path)).chain().submissions:
                 _cancel(RunFolder(node.path), force=force)
-        elif job := job_of(node):
-            scheduler = scheduler_of(read_recipe(node.parent.recipe).cluster)
-            check_id(scheduler, job, logs_of(node))
-            scheduler.cancel(job, logs_of(node), running=force)
+        elif logs_of(node).is_dir():
+            scheduler, job = scheduler_of(read_recipe(node.parent.recipe).cluster), job_of(node)
+            if job:
+                check_id(scheduler, job, logs_of(node))
+            scheduler.cancel(job or "", logs_of(node), running=force)
 
 
 def _cancel(folder: RunFolder, *, force: bool) -> None:
     scheduler, submitted = scheduler_of(read_recipe(folder.recipe).cluster), Jobs(folder)
-    ids = submitted.ids(scheduler)
-    if not ids:
+    if not (submitted.chain().submissions or submitted.ids(scheduler)):
         problem = f"{folder.path} was never submitted"
         raise RecipeError("run", problem, "Ctrl-C stops a run of this terminal")
     check_present(scheduler, None)
-    jobs = queue_of(scheduler, ids, submitted)
-    submitted.note(CancelledEvent(at=now()))  # for a job that begins meanwhile
-    for chain in ids:
-        scheduler.cancel(chain, submitted.path, running=force)
+    with submission_lock(folder.path):
+        ids = submitted.ids(scheduler)
+        jobs = queue_of(scheduler, ids, submitted)
+        submitted.note(CancelledEvent(at=now()))  # for a job that begins meanwhile
+        scheduler.cancel("", submitted.path, running=force)
     for job in jobs:
         said = "cancelled"
         if job.state == "running" and not force:
@@ -66,4 +70,4 @@ def _cancel(folder: RunFolder, *, force: bool) -> None:
             said = "saves after the step it is in, then ends"
         tell(f"{job.job}: {said}")
     if not jobs:
-        tell(f"{ids[0]}: nothing of it waits or runs")
+        tell(f"{', '.join(ids) or folder.path}: nothing of it waits or runs")

@@ -14,6 +14,7 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import ActionResult, Status, print_result
 from command.recipe.path_checks import check_data_place
+from command.recipe.received_site import check_received_site
 from components.config.schema.recipe import Recipe, read_recipe
 from components.data.manifest import Manifest
 from components.preflight.node import look_alone
@@ -45,6 +46,8 @@ def run(arguments: Arguments) -> ActionResult:
     """Print what each node shows; status 1 if fewer are good than the recipe needs."""
     with _folder(arguments) as (recipe, folder):
         if is_inside(recipe, os.environ):
+            if arguments.run is not None:
+                check_received_site(folder, recipe)
             verdict = look_at_allocation(recipe, folder, sys.executable)
         else:
             verdict = look_alone(recipe, folder)

@@ -5,7 +5,7 @@ from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
 from components.config.rules.check import warnings_of
-from components.data.files import check_regular
+from components.data.files import check_regular, write_atomically
 from components.errors import RecipeError
 from components.terminal import say, tell
 
@@ -29,7 +29,9 @@ def run(arguments: Arguments) -> None:
         return
     check_regular(file, "file")
     try:
-        file.write_text(script, "utf-8")
+        write_atomically(file, script)
     except OSError as error:
-        raise RecipeError("file", f"cannot write {file}: {error}", "choose another") from None
+        raise RecipeError(
+            "file", f"cannot write {file}: {error.strerror}", "choose another"
+        ) from None
     tell(str(file))

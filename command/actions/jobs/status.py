@@ -7,10 +7,12 @@ from typing import Any
 
 from rich.table import Table
 
+from cluster.asking import asked_once
 from cluster.scheduler import Scheduler, scheduler_of
 from cluster.script import job_name
 from cluster.status import RunStatus, status_of
 from command.arguments import Arguments
+from command.continuation import change_text
 from command.outcome import print_result
 from command.recipe.path_checks import named_runs
 from command.tree.nodes import QUEUED, nodes_of, root_of, state_of
@@ -24,10 +26,11 @@ def run(arguments: Arguments) -> None:
     if folders != [arguments.run]:
         print_runs(folders, arguments.output)
         return
-    one = status_of(folders[0], _scheduler(folders[0]))
+    with asked_once():
+        one = status_of(folders[0], _scheduler(folders[0]))
+        tree = _tree(folders[0])
     known = one.jobs or one.chain is not None
     tables = [_runs([one]), _told(one), *([_jobs(one)] if known else [])]
-    tree = _tree(folders[0])
     if tree:
         tables.append(_nodes(tree))
     found = one.as_json() | ({"children": tree} if tree else {})
@@ -77,7 +80,8 @@ def _nodes(tree: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def print_runs(folders: Sequence[Path], output: str) -> None:
     """Print a row for each run folder, or one JSON object."""
-    found = [status_of(folder, _scheduler(folder)) for folder in folders]
+    with asked_once():
+        found = [status_of(folder, _scheduler(folder)) for folder in folders]
     tree = {"runs": [one.as_json() for one in found]}
     print_result(output, tree, lambda: _print(_runs(found)))
 
@@ -117,6 +121,8 @@ def _told(one: RunStatus) -> Table:
     table.add_column(overflow="fold")
     table.add_row("last", one.last)
     table.add_row("next", one.next)
+    for step, changed in one.changed.items():
+        table.add_row("changed", f"after step {step:,}: {change_text(changed)}")
     return table
 
 
@@ -127,7 +133,10 @@ def _jobs(one: RunStatus) -> Table:
         to = "" if record.tokens_at_end is None else f"{record.tokens_at_end:,}"
         begin = f"{record.tokens_at_begin:,}"
         table.add_row(record.job, str(record.attempt), ended, begin, to, record.why)
+    shown = {record.job for record in one.jobs if record.ended is None}
     for job in one.queued or ():
+        if job.state == "running" and job.job in shown:
+            continue
         table.add_row(job.job, "", job.state, "", "", job.why)
     return table
 

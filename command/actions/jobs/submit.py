@@ -1,6 +1,6 @@
 """Check all that a login node can, write the run folder and its job, and hand it over."""
 
-import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 from cluster.chain_events import RefusedEvent, SubmitEvent, SubmittedEvent
 from cluster.copies.venv import archive_venv
 from cluster.job import JobSettings, job_settings, render, run_folder
-from cluster.records import Jobs, now
+from cluster.records import Jobs, now, saved_tokens
 from cluster.scheduler import (
     NoAnswerError,
     Scheduler,
@@ -21,26 +21,33 @@ from cluster.user import User, read_user
 from command.actions.prepare import prepare_data
 from command.arguments import ROOT, Arguments
 from command.compose import compose_tree
+from command.continuation import change_text, describe, renew_data, reopen
 from command.outcome import ActionResult
 from command.parent_data import check_parent_data
 from command.parent_run import beginning_of
 from command.tree.course import plant
 from command.tree.nodes import nodes_of, root_of
 from components.checkpoint.metadata import newest_checkpoint
+from components.config.resolve import check_continues
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe, read_recipe
+from components.config.user_overrides import differences, leaves
+from components.data.files import write_atomically
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.tree import plan_tree
-from components.run.folder import RunFolder, create_run_folder
-from components.run.ownership import check_links
-from components.run.provenance import write_provenance
-from components.run.writer_lock import check_not_trained
+from components.run.folder import RunFolder, check_unused, create_run_folder, replace_recipe
+from components.run.ownership import check_links, is_own
+from components.run.writer_lock import check_not_trained, submission_lock
 from components.terminal import say, tell
 from components.train.launch import check_builds
 
 GIB = 2**30
 NONE: Mapping[str, Recipe] = {}
+
+
+class SubmittedError(RecipeError):
+    """A run is left as it is: it waits, runs, has finished, or has ended."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +63,9 @@ class Ready:
 
 def run(arguments: Arguments) -> ActionResult:
     """Submit a run, or again one whose chain has ended."""
-    recipe, children = compose_tree(arguments)
-    user = read_user(recipe.cluster.name, arguments.site)
-    path = run_folder(recipe, user, arguments.run, ROOT)
+    recipe, children, path = _wanted(arguments)
     check_links(path, "run")
-    if (standing := submitted_before(recipe, path, again=arguments.again)) is not None:
-        raise standing
+    check_resubmission(recipe, path, arguments)
     check_not_trained(path, "run")
     ready = check(recipe, arguments, path, children)
     chain, settings = hand_over(ready, after=None, children=children), ready.settings
@@ -78,6 +82,22 @@ def run(arguments: Arguments) -> ActionResult:
     if not recipe.cluster.smoke:
         say("a try of minutes on two nodes: the same command with cluster.smoke=true")
     return ActionResult(run=path)
+
+
+def _wanted(arguments: Arguments) -> tuple[Recipe, Mapping[str, Recipe], Path]:
+    """Return the recipe to submit, those of its children, and the run's folder."""
+    if arguments.resume is None:
+        recipe, children = compose_tree(arguments)
+        user = read_user(recipe.cluster.name, arguments.site)
+        return recipe, children, run_folder(recipe, user, arguments.run, ROOT)
+    folder, _, recipe = reopen(arguments.resume, arguments)
+    if not is_own(folder.recipe):
+        problem = (
+            f"{folder.path} was not made by you here, and its recipe would write a job script"
+        )
+        remedy = f"name its recipe yourself: recipe=NAME cluster=NAME run={folder.path}"
+        raise RecipeError("resume", problem, remedy)
+    return recipe, NONE, folder.path.absolute()
 
 
 def check(
@@ -112,38 +132,55 @@ def hand_over(ready: Ready, *, after: str | None, children: Mapping[str, Recipe]
     Raises:
         RecipeError: the scheduler is not here, or refuses the script.
     """
-    settings, words = ready.settings, ready.arguments.words
+    settings = ready.settings
     if settings.cluster.imports == "node_local" and settings.venv is not None:
         archive = archive_venv(Path(settings.venv))  # here, where no nodes wait for it
         say(f"copied to each node: {archive}, {archive.stat().st_size / GIB:.1f} GiB")
-    # A new folder, or the one that holds this very recipe.
-    folder = RunFolder(ready.path)
-    new = not (folder.recipe.exists() and read_recipe(folder.recipe) == ready.recipe)
-    begins = new or newest_checkpoint(folder.checkpoints) is None
-    begin = beginning_of(ready.recipe) if begins else None
-    if new:
-        data = prepare_data(ready.recipe, ready.arguments.site)
-        check_parent_data(ready.recipe, data)
-        folder = create_run_folder(ready.recipe, ready.path)
-        folder.write_json("data.json", data)
-        write_provenance(folder, words)
-    if begin is not None:
-        begin(folder)
-    if children:
-        plant(folder.path, children, ready.arguments.site)
+    folder, recipe = RunFolder(ready.path), ready.recipe
+    if new := not folder.recipe.exists():
+        check_unused(folder.path)
+        data = prepare_data(recipe, ready.arguments.site)
+        check_parent_data(recipe, data)
+        begin = beginning_of(recipe)
+    with submission_lock(folder.path):
+        check_resubmission(recipe, folder.path, ready.arguments)
+        if new and not folder.recipe.exists():
+            create_run_folder(recipe, folder.path)
+            describe(folder, data, ready.arguments)
+            begin(folder)
+        else:
+            _continue(folder, ready)
+        if children:
+            plant(folder.path, children, ready.arguments.site)
+        return _submit(folder, ready, after)
+
+
+def _continue(folder: RunFolder, ready: Ready) -> None:
+    """Let the run go on by the recipe to submit, if it differs from the run's own."""
+    before, recipe = read_recipe(folder.recipe), ready.recipe
+    if recipe.data != before.data or newest_checkpoint(folder.checkpoints) is None:
+        renew_data(folder, recipe, ready.arguments)
+    if recipe != before:
+        trees = (dict(leaves(one.model_dump(mode="json"))) for one in (before, recipe))
+        say(f"changed: {change_text(differences(*trees))}")
+        step = recipe.clock.steps_of(saved_tokens(folder))
+        replace_recipe(folder, recipe, step=step)
+
+
+def _submit(folder: RunFolder, ready: Ready, after: str | None) -> str:
+    """Write the script, hand it to the scheduler, and record both."""
+    settings, words = ready.settings, ready.arguments.words
     for name in ("jobs", "ranks"):
         (folder.path / name).mkdir(exist_ok=True)
     jobs = Jobs(folder)
-    beside = jobs.script.with_suffix(f".{os.getpid()}")
-    beside.write_text(render(settings), "utf-8")
-    beside.replace(jobs.script)
+    write_atomically(jobs.script, render(settings))
     check_present(ready.scheduler, jobs.script)
     # Told first: a job may begin before its id is known here.
     jobs.note(SubmitEvent(at=now(), words=tuple(words), jobs=settings.jobs))
     try:
         chain = ready.scheduler.submit(jobs.script, after=after)
     except NoAnswerError as error:  # the record stays open: it is no refusal
-        way = f"it may have taken {settings.name}: look into the queue before you repeat this"
+        way = f"it may have taken {settings.name}: action=status run={folder.path} finds it"
         raise RecipeError("cluster.scheduler", str(error), way) from None
     except SchedulerError as error:
         jobs.note(RefusedEvent(at=now(), why=str(error)))
@@ -153,38 +190,54 @@ def hand_over(ready: Ready, *, after: str | None, children: Mapping[str, Recipe]
     return chain
 
 
-def submitted_before(recipe: Recipe, path: Path, *, again: bool) -> RecipeError | None:
-    """Return why a run is not handed over twice: it waits, runs, has finished, or has ended.
-
-    So it is where nobody knows whether the scheduler took it: the command was cut short.
+def check_resubmission(recipe: Recipe, path: Path, arguments: Arguments) -> None:
+    """Refuse to submit a run that waits, runs or has finished, or to change its mathematics.
 
     Raises:
-        RecipeError: the scheduler cannot be asked.
+        SubmittedError: it is not to be submitted, or not without ``again=true``.
+        RecipeError: the scheduler cannot be asked, or the folder has other mathematics.
     """
-    chain = Jobs(RunFolder(path)).chain()
-    if not chain.ids:
-        if again or not chain.submissions:
-            return None
-        problem = f"whether the scheduler took {path} is not known: its answer is missing"
-        remedy = "look for it in the queue; again=true submits it once more"
-        return RecipeError("run", problem, remedy)
-    scheduler = scheduler_of(recipe.cluster)
-    check_present(scheduler, None)
+    folder = RunFolder(path)
+    if not folder.recipe.exists():
+        return
+    before, chain = read_recipe(folder.recipe), Jobs(folder).chain()
+    if chain.submissions or chain.ids:
+        cluster = recipe.cluster if before.cluster.scheduler == "none" else before.cluster
+        scheduler = scheduler_of(cluster)
+        moved = cluster.name != recipe.cluster.name and shutil.which(scheduler.program) is None
+        if not (moved and arguments.again):  # from a cluster that cannot be asked from here
+            check_present(scheduler, None)
+            _check_ended(path, scheduler, arguments, known=bool(chain.ids))
+    check_continues(before, recipe, path)
+
+
+def _check_ended(
+    path: Path, scheduler: Scheduler, arguments: Arguments, *, known: bool
+) -> None:
+    """Refuse a run with jobs in the queue, and one that ended, without ``again`` or ``resume``.
+
+    It is not ``known`` whether the scheduler took the last submission where its answer is
+    missing: if the queue has no job of the run, ``again=true`` submits it.
+    """
     status = status_of(path, scheduler)
     ways = f"action=status run={path} tells more"
     if status.state == "finished":
-        return RecipeError("run", f"the run in {path} has finished", "name another run=FOLDER")
-    if status.state == "unknown":
+        problem = f"the run in {path} has finished"
+        raise SubmittedError("run", problem, "name another run=FOLDER")
+    if status.queued is None:
         remedy = "try again later; another run=FOLDER begins anew"
         raise RecipeError("cluster.scheduler", status.why, remedy)
     if status.queued:
         states = ", ".join(f"{job.job} {job.state}" for job in status.queued)
         way = f"{ways}, action=cancel takes it back"
-        return RecipeError("run", f"{path} is submitted: {states}", way)
-    if again:
-        return None
-    problem = f"{path} was submitted as {status.chain}, which has ended: {status.state}"
-    return RecipeError("run", problem, f"{ways}; again=true submits it once more")
+        raise SubmittedError("run", f"{path} is submitted: {states}", way)
+    if not known and not arguments.again:
+        problem = f"whether the scheduler took {path} is not known: its answer is missing"
+        remedy = "the queue has no job of it; again=true submits it once more"
+        raise SubmittedError("run", problem, remedy)
+    if not arguments.again and arguments.resume is None:
+        problem = f"{path} was submitted as {status.chain}, which has ended: {status.state}"
+        raise SubmittedError("run", problem, f"{ways}; again=true submits it once more")
 
 
 def _check_plan(

@@ -62,7 +62,7 @@ class Preparation(DocumentSteps):
     near_duplicates: OrNone[NearDuplicates]
 
 
-Names = Annotated[tuple[str, ...], Field(strict=False, exclude_if=lambda names: not names)]
+Prefixes = Annotated[types.Places, Field(exclude_if=lambda names: not names)]
 # The first number in the run's order, and how many from there on.
 Window = Annotated[
     tuple[Annotated[int, Field(ge=0)], Count], Field(strict=False), PlainSerializer(list)
@@ -72,7 +72,7 @@ Window = Annotated[
 class HubDataset(Section):
     """What ``datasets.load_dataset`` opens: a name on the hub, or a folder of data files."""
 
-    path: str
+    path: types.Place
     name: str | None = None
     split: str
     revision: str | None = None
@@ -99,10 +99,10 @@ class Source(Section):
 
     keys_group = KeyGroup.MATHEMATICS
 
-    files: types.Words = ()
+    files: types.Places = ()
     embedded: str | None = None
     stand_in: Annotated[str | None, KeyGroup.RECORD] = None
-    tokens: Names = ()
+    tokens: Prefixes = ()
     eod: Annotated[
         Literal["appended", "absent"], Field(exclude_if=lambda eod: eod == "appended")
     ] = "appended"
@@ -165,8 +165,8 @@ class DataSection(Section):
     phases: FrozenMapping[DataPhase]
     sources: FrozenMapping[Source]
     preparation: OrNone[Preparation]
-    folder: Annotated[str, KeyGroup.MACHINE]
-    tokenizer_folder: str
+    folder: Annotated[types.Place, KeyGroup.MACHINE]
+    tokenizer_folder: types.Place
     held_out_fraction: types.Fraction
     tokenizer_sample_bytes: Count | Literal["all"]
     document_mask: bool
@@ -186,3 +186,8 @@ class DataSection(Section):
             return tuple(self.sources)
         later = (name for phase in self.phases.values() for name in phase.shares)
         return tuple(dict.fromkeys([*self.shares, *later]))
+
+    @property
+    def token_patterns(self) -> tuple[str, ...]:
+        """The prefixes and patterns of all token files that are read in place."""
+        return tuple(one for source in self.sources.values() for one in source.tokens)

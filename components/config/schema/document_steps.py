@@ -7,7 +7,15 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from components.config.schema.types import Count, FrozenMapping, OrNone, Section, Share, Words
+from components.config.schema.types import (
+    Count,
+    FrozenMapping,
+    OrNone,
+    Place,
+    Section,
+    Share,
+    Words,
+)
 
 Part = Annotated[float, Field(gt=0, le=1)]  # to datatrove's Gopher filters 0 is no limit at all
 Positive = Annotated[float, Field(gt=0)]
@@ -124,8 +132,8 @@ class TextRatios(Section):
     dropped from the text first, except where ``longest_word`` is ``none``.
     """
 
-    stop_words: str
-    flagged_words: str
+    stop_words: Place
+    flagged_words: Place
     link_pieces: Words
     languages: ByLanguage[Ratios]
 

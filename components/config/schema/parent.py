@@ -6,7 +6,7 @@ from pydantic import Field
 
 from components.config.schema.phases import ABSENT, EMPTY
 from components.config.schema.sections import Stem
-from components.config.schema.types import Count, FrozenMapping, KeyGroup, Section
+from components.config.schema.types import Count, FrozenMapping, KeyGroup, Place, Section
 
 Takes = Literal["optimizer", "weights"]
 
@@ -23,7 +23,7 @@ class Parent(Section):
 
     keys_group = KeyGroup.MATHEMATICS
 
-    run: Annotated[str | None, KeyGroup.RECORD, ABSENT] = None
+    run: Annotated[Place | None, KeyGroup.RECORD, ABSENT] = None
     recipe: Annotated[Stem | None, KeyGroup.RECORD, ABSENT] = None
     at_tokens: Annotated[Count | None, ABSENT] = None
     takes: Annotated[Takes, Field(alias="with")]

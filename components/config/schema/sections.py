@@ -15,6 +15,7 @@ from components.config.schema.types import (
     FrozenValue,
     KeyGroup,
     OrNone,
+    Place,
     Section,
 )
 from components.config.shape import Balance
@@ -126,7 +127,7 @@ class Parallelism(Section):
 class LocalCheckpoints(Section):
     """Each rank's state every ``every_steps`` steps, in its node's ``folder`` and another's."""
 
-    folder: Annotated[str, Field(pattern="^/")]
+    folder: Annotated[Place, Field(pattern="^/")]
     every_steps: Count
 
 
@@ -145,7 +146,7 @@ class Checkpoint(Section):
     keep_every_tokens: Count | Literal["none"]
     keep_best: Annotated[int, Field(ge=0)]
     weights_every_tokens: Count | Literal["none"]
-    copy_to: str
+    copy_to: Place
     asynchronous: bool
     files: Count
     retry_seconds: Annotated[float, Field(ge=0)]

@@ -1,6 +1,6 @@
 """Schema types: the base of every section, the groups of keys, frozen mappings and lists."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType, UnionType
@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 from pydantic.fields import FieldInfo
 
 from components.ranges import Count as Count
+from components.ranges import NamesPlace
+from components.ranges import Place as Place
 from components.ranges import Share as Share
 
 T = TypeVar("T")
@@ -78,6 +80,7 @@ FrozenValue = Annotated[Any, AfterValidator(freeze), PlainSerializer(thaw)]
 Node = FrozenMapping[Any]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
+Places = Annotated[tuple[Place, ...], Field(strict=False)]
 Seconds = Annotated[float, Field(gt=0)]
 
 # Pydantic reports the failures of every member of a union: with this, of the one that is meant.
@@ -99,6 +102,24 @@ def sections_at(kind: type[BaseModel], location: Iterable[Any]) -> list[type[Sec
 def fields_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
     """List the fields of a section by their keys in YAML."""
     return {field.alias or name: field for name, field in section.model_fields.items()}
+
+
+def names_place(kind: type[BaseModel], location: Sequence[Any]) -> bool:
+    """Tell whether the texts at ``location`` name files or folders, as its field says."""
+    keys = list(location)
+    while isinstance(keys[-1], int):  # an item of a list
+        keys.pop()
+    fields = [fields_of(section).get(keys[-1]) for section in sections_at(kind, keys[:-1])]
+    return any(field and _is_place((field.annotation, *field.metadata)) for field in fields)
+
+
+def _is_place(annotations: Iterable[Any]) -> bool:
+    return any(
+        isinstance(one, NamesPlace)
+        or _is_place(getattr(one, "__metadata__", ()))
+        or _is_place(get_args(one))
+        for one in annotations
+    )
 
 
 def _inside(annotation: Any, step: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from components.fault_tolerance.faults import FaultInjector, Reach
 from components.fault_tolerance.guards import StepVerdict
 from components.run.event_log import EventLog, job_name, node_name
 from components.run.folder import RunFolder
+from components.run.history import MEASURED_UNTIL, lines_from_end
 from components.train.module import Pretraining
 
 
@@ -88,19 +89,23 @@ class Story(RunCallback):
     def on_begin(self, module: Pretraining) -> None:
         progress, note = module.progress, self.journal.note
         nodes = together(lambda: node_name(os.environ))
+        if not self.journal.writes:
+            return
+        last = next(lines_from_end(self.folder.metrics), {})
         seconds = time.perf_counter() - self.began
         where = {
             "ranks": module.recipe.cluster.ranks,
             "nodes": list(dict.fromkeys(nodes)),
             "job": job_name(os.environ),
             "float8": emulation_of(module.recipe, module.device.type),
+            MEASURED_UNTIL: last.get("time"),
         }
         where = {key: value for key, value in where.items() if value is not None}
         if progress.step == 0:
             note("start", progress, "a run begins", where, seconds=seconds)
-            return
-        where |= self.loaded()
-        note("resume", progress, "a checkpoint was found", where, seconds=seconds)
+        else:
+            where |= self.loaded()
+            note("resume", progress, "a checkpoint was found", where, seconds=seconds)
         if changed := self.folder.changes_at(progress.step):
             note("changed_setting", progress, "the user set other values", changed)
 

@@ -1,12 +1,14 @@
 """Metrics logger: steps, held-out losses, energy into ``metrics.jsonl`` and TensorBoard."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import groupby, islice
+from itertools import chain, groupby, islice, takewhile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +20,9 @@ from components.distributed.mesh import sum_over_ranks
 from components.energy.counters import NOTHING, EnergyReading
 from components.run.disk import Patience
 from components.run.event_log import ClockReading, append_line
-from components.run.history import read_lines
+from components.run.history import lines_from_end, stream_lines
 from components.train.callbacks.hooks import RunCallback
-from components.train.held_out import Evaluation, weighted_mean
+from components.train.held_out import LAST_QUARTER, Evaluation, weighted_mean
 from components.train.module import Pretraining
 
 try:
@@ -28,7 +30,21 @@ try:
 except ImportError:  # a machine's own packages may lack tensorboard
     SummaryWriter = None  # type: ignore[assignment,misc]  # then nothing is drawn
 
+STEP_LINE = b'{"kind": "step"'  # how the lines begin of which there is one for each step
+MOST_SPEEDS = 10_000  # steps whose median is the speed of a run
+MOST_WITHOUT_ENERGY = 256  # lines: there is one of energy for every few steps
+
 _log = logging.getLogger(__name__)
+
+
+_thread_ended = threading.excepthook
+
+
+def _hear_thread(failure: threading.ExceptHookArgs) -> None:
+    """Print no traceback of TensorBoard's thread: its error is raised at the next call."""
+    is_writer = type(failure.thread).__name__ == "_AsyncWriterThread"
+    if not (is_writer and isinstance(failure.exc_value, OSError)):
+        _thread_ended(failure)
 
 
 class Curves:
@@ -39,6 +55,7 @@ class Curves:
     """
 
     def __init__(self, *, folder: Path) -> None:
+        threading.excepthook = _hear_thread
         self._folder = folder
         self._writer: SummaryWriter | None = None
         if SummaryWriter is None:
@@ -84,23 +101,38 @@ class Metrics(RunCallback):
         self.evaluations: list[Evaluation] = []
         # What steps used that were thrown away is part of it.
         self.energy_used = {"devices": NOTHING, "hosts": NOTHING}
-        for entry in read_lines(self.file):
-            if entry["kind"] == "energy":
-                self.energy_used = {
-                    name: EnergyReading.from_json(entry[name]) for name in self.energy_used
-                }
+        late = islice(self._earlier(), MOST_WITHOUT_ENERGY)
+        if (energy := next((one for one in late if one["kind"] == "energy"), None)) is not None:
+            self.energy_used = {
+                name: EnergyReading.from_json(energy[name]) for name in self.energy_used
+            }
         self._energy_before = self.energy_used
 
     def on_begin(self, module: Pretraining) -> None:
-        """Read the evaluations again; of one that was repeated, the last counts."""
-        if not module.progress.step:
+        """Read the evaluations that the summary at the end needs; rank 0 alone does so.
+
+        They are the first one and those of the last quarter of the tokens, which are read from
+        the end of the file. Of one that was repeated, the last counts.
+        """
+        if self.curves is None or not module.progress.step:
             return
-        found = {
-            entry["step"]: Evaluation(entry["step"], entry["tokens"], entry["by_source"])
-            for entry in read_lines(self.file)
-            if entry["kind"] == "held_out" and entry["step"] <= module.progress.step
-        }
-        self.evaluations = [found[step] for step in sorted(found)]
+        found: dict[int, Evaluation] = {}
+
+        def is_late(one: Mapping[str, Any]) -> bool:
+            newest = next(iter(found.values()), None)
+            return newest is None or one.get("tokens", 0) >= LAST_QUARTER * newest.tokens
+
+        begin = (record for _, record in stream_lines(self.file, []))
+        first = takewhile(lambda one: one.get("step") == 0, begin)
+        for one in chain(takewhile(is_late, self._earlier()), first):
+            if one["kind"] == "held_out" and one["step"] <= module.progress.step:
+                evaluation = Evaluation(one["step"], one["tokens"], one["by_source"])
+                found.setdefault(evaluation.step, evaluation)
+        self.evaluations = [found[one] for one in sorted(found)]
+
+    def _earlier(self) -> Iterator[dict[str, Any]]:
+        """Yield what earlier processes wrote, the last first; nothing on other ranks."""
+        return iter(()) if self.curves is None else lines_from_end(self.file, skipped=STEP_LINE)
 
     def on_step(self, module: Pretraining) -> None:
         assert module.last is not None
@@ -170,6 +202,13 @@ class Metrics(RunCallback):
         self._patience(self.file, lambda: append_line(self.file, line, sync=False))
         if curves:
             self.curves.add(curves, step=at.step)
+
+
+def recent_speeds(file: Path, *, after_step: int) -> list[float]:
+    """Read the tokens per second of the last steps that followed ``after_step``."""
+    steps = (one for one in lines_from_end(file) if one["kind"] == "step")
+    of_phase = takewhile(lambda one: one["step"] > after_step, steps)
+    return [one["tokens_per_second"] for one in islice(of_phase, MOST_SPEEDS)]
 
 
 @dataclass(kw_only=True, eq=False)

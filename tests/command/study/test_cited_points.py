@@ -63,6 +63,17 @@ def test_the_best_row_of_each_group_is_kept(direction: str, best: list[float]) -
     assert [value["value"] for value in values] == best
 
 
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_number_that_is_not_finite_is_never_the_best(direction: str, first: bool) -> None:
+    best = {"column": "rate", "by": ["model"], "direction": direction}
+    table = read_section(CitedRows, {**TABLE, "best": best}, "s.table")
+    diverged = [{**ROWS[0], "rate": rate} for rate in ("nan", "inf", "-inf")]
+    rows = [*diverged, ROWS[0]] if first else [ROWS[0], *diverged]
+    _, values = cite(table, rows, "s.table")
+    assert [value["value"] for value in values] == [10.5]
+
+
 @pytest.mark.parametrize(
     ("changes", "path", "problem"),
     [

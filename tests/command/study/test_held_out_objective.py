@@ -1,6 +1,7 @@
 """A study's objective is the loss of a trained model; where there is none, it says why."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,21 @@ def test_a_point_of_an_earlier_version_is_not_compared_by_another_mean(tmp_path:
 
 def test_a_stopped_point_has_not_ended(tmp_path: Path) -> None:
     assert ending(tmp_path, results_tree(2) | {"status": "stopped"}, "held_out.final") is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("key", ["held_out.final", "held_out.final_unweighted", "loss"])
+def test_a_point_that_diverged_has_no_figure(tmp_path: Path, key: str, value: float) -> None:
+    """Results of earlier versions say NaN; later ones have null and list the key."""
+    found, diverged = (
+        results_tree(60),
+        PointEnding(None, f"{key} is no finite number: the run diverged"),
+    )
+    section, _, name = key.rpartition(".")
+    (found[section] if section else found)[name] = value
+    assert ending(tmp_path, found, key) == diverged
+    (found[section] if section else found)[name] = None
+    assert ending(tmp_path, found | {"not_finite": [key]}, key) == diverged
 
 
 def test_a_key_that_is_no_number_is_refused(tmp_path: Path) -> None:

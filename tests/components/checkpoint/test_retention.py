@@ -1,5 +1,7 @@
 """What is kept is what would be chosen from all that was ever saved."""
 
+import math
+import random
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 from components.checkpoint.metadata import MARKER, Marker, RunProgress
 from components.checkpoint.retention import Policy, SavedCheckpoint, drop_after, prune
 
-LOSSES = st.one_of(st.none(), st.floats(1.0, 9.0))
+LOSSES = st.one_of(
+    st.none(), st.floats(1.0, 9.0), st.sampled_from([math.nan, math.inf, -math.inf])
+)
 RUNS = st.lists(st.tuples(st.integers(1, 40), LOSSES), min_size=1, max_size=30)
 POLICIES = st.builds(
     Policy,
@@ -65,6 +69,29 @@ def test_the_last_ones_stay_and_what_stays_for_good_never_goes(
 def test_each_rule_keeps_what_it_says(policy: Policy, kept: set[int]) -> None:
     losses = {10: 3.0, 20: 1.0, 30: None, 40: 2.0, 50: 4.0, 60: 5.0, 70: 6.0}
     assert policy.kept([SavedCheckpoint(*one) for one in losses.items()]) == kept
+
+
+@given(RUNS, POLICIES, st.randoms())
+def test_a_loss_that_is_no_number_is_as_good_as_none_whatever_the_order(
+    run: list[tuple[int, float | None]], policy: Policy, order: random.Random
+) -> None:
+    """NaN compares as neither less nor more, so that a sort leaves it anywhere."""
+    there = saves(run)
+    without = [
+        SavedCheckpoint(tokens, loss if loss is not None and math.isfinite(loss) else None)
+        for tokens, loss in there
+    ]
+    order.shuffle(there)
+    assert policy.kept(there) == policy.kept(without)
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, math.inf, -math.inf])
+def test_the_best_checkpoint_stays_after_a_run_diverged(missing: float | None) -> None:
+    policy = Policy(last=1, every_tokens="none", best=1)
+    losses = [3.0, 2.0, missing, missing, missing]
+    assert policy.kept([*map(SavedCheckpoint, range(5), losses)]) == {1, 4}
+    assert policy.kept([*map(SavedCheckpoint, range(3), [missing, 2.0, 3.0])]) == {1, 2}
+    assert policy.kept([*map(SavedCheckpoint, range(3), [missing] * 3)]) == {2}
 
 
 def fake(folder: Path, tokens: int, *, kind: str = "tokens", complete: bool = True) -> Path:

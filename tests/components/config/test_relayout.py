@@ -135,8 +135,8 @@ def test_the_devices_of_a_clusters_node_stay(full_tree: dict[str, Any]) -> None:
         (
             {"optimizer.lr": 1e-4},
             r"resume: a resumed run takes its recipe from its folder, optimizer\.lr too; .*"
-            r"parallelism\.\*, cluster\.\*, checkpoint\.\*, guard\.\*, watchdog\.\*, "
-            r"profiler\.\*\n  drop optimizer",
+            r"parallelism\.\*, cluster\.\*, checkpoint\.\*, evaluation\.\*, guard\.\*, "
+            r"profiler\.\*, tracking\.\*, watchdog\.\*\n  drop optimizer",
         ),
         (
             {"parallelism.tensr": 2},
@@ -178,10 +178,20 @@ def test_the_place_of_the_data_may_be_another_and_of_what_is_trained_the_same() 
 
 
 @pytest.mark.parametrize("key", ["cluster", "parallelism", "recipe", "run", "model.dim"])
-def test_beside_resume_stand_keys_of_four_sections_alone(key: str) -> None:
+def test_beside_resume_a_choice_of_mathematics_or_machine_is_refused(key: str) -> None:
     check_movable(["parallelism.data", "cluster.ranks", "checkpoint.keep", "guard.loss_spike"])
     with pytest.raises(RecipeError, match=rf"{key} too; .*\n  drop {key}, or start a new run"):
         check_movable(["parallelism.data", key])
+
+
+@pytest.mark.parametrize("key", ["budget.total_tokens", "schedule", "schedule.total_tokens"])
+def test_who_wants_another_budget_or_schedule_is_told_of_a_branch(key: str) -> None:
+    with pytest.raises(RecipeError, match=r"from\.run=FOLDER from\.with=optimizer") as caught:
+        check_movable([key])
+    assert f"drop {key}, or start a new run" in caught.value.remedy
+    with pytest.raises(RecipeError) as other:
+        check_movable(["budget.global_batch_tokens"])
+    assert "from.run" not in other.value.remedy
 
 
 @pytest.mark.parametrize(

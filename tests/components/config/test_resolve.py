@@ -228,3 +228,5 @@ def test_a_vocabulary_named_once_fits_tokenizer_and_rows(compose: Compose) -> No
 def test_a_value_that_the_recipe_leaves_open_is_asked_for(compose: Compose) -> None:
     with pytest.raises(RecipeError, match=r"budget\.seed: the recipe does not set it"):
         compose("budget.seed='???'")
+    with pytest.raises(RecipeError, match=r"last_pieces: the recipe does not set it"):
+        compose("tokenizer=bpe_gpt2", "tokenizer.last_pieces=['???', '<|endoftext|>']")

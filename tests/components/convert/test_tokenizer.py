@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentencepiece import SentencePieceProcessor
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
@@ -108,6 +108,39 @@ def test_a_folder_loads_offline_with_the_same_ids(
     assert (loaded.bos_token, loaded.eos_token, loaded.pad_token) == ("<s>", "<eod>", "<pad>")
     config = json.loads((folder / "config.json").read_text())
     assert [config[f"{role}_token_id"] for role in ("bos", "eos", "pad")] == [1, 4, 3]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("fallback", [True, False])
+def test_a_model_with_control_pieces_gives_the_ids_of_training(
+    kind: str, fallback: bool, tmp_path: Path
+) -> None:
+    """As Llama 2's: a text that spells a control piece is plain text to SentencePiece."""
+    (tmp_path / "out").mkdir()
+    with (tmp_path / "tokenizer.model").open("wb") as written:
+        SentencePieceTrainer.Train(
+            sentence_iterator=iter("\n".join(corpus()).split("\n")),
+            model_writer=written,
+            vocab_size=1_200,
+            model_type=kind,
+            byte_fallback=fallback,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            character_coverage=0.999,
+            minloglevel=2,
+        )
+    roles = {"bos": "<s>", "eos": "</s>", "pad": "</s>", "eod": "</s>", "num_placeholders": 0}
+    section = unigram_section(1_200) | {"model_type": kind, "byte_fallback": fallback}
+    section |= {"normalization_rule_name": "identity", "special_pieces": roles}
+    tokenizer = Unigram(**without_target(section))
+    tokenizer.load(tmp_path)
+    write_tokenizer(tmp_path, section, tmp_path / "out", context_tokens=9_999)
+    (tmp_path / "out" / "config.json").write_text('{"model_type": "llama"}')
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
+    texts = [*corpus()[:4], "two  spaces\t\n\n", "\u6f22\u5b57 \U0001f600", "<s>", "a <s> b"]
+    encoded = [ids.tolist() for ids in tokenizer.encode(texts)]
+    assert [loaded(text)["input_ids"] for text in texts] == encoded
+    assert loaded.eos_token_id == tokenizer.eod_id == 2
 
 
 def test_a_byte_level_tokenizer_is_copied(byte_bpe: Trained, tmp_path: Path) -> None:

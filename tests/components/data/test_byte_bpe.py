@@ -19,7 +19,7 @@ from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[3]
 CONF = ROOT / "conf" / "tokenizer"
-FAMILIES = ("bpe_bloom", "bpe_gpt2", "bpe_neox_dolma")
+FAMILIES = ("bpe", "bpe_bloom", "bpe_gpt2", "bpe_neox_dolma")
 TRAIN_AGAIN = """
 import sys
 from pathlib import Path
@@ -233,6 +233,14 @@ def test_too_many_pieces_name_the_largest_number(family, tmp_path):
         make(family, vocab_size=largest + 1).train(words(), tmp_path)
 
 
+def test_the_way_out_of_too_many_pieces_does_not_depend_on_a_sample(tmp_path):
+    """``tokenizer_sample_bytes: all`` cannot be raised."""
+    with pytest.raises(RecipeError) as caught:
+        make(vocab_size=9000).train(words(), tmp_path)
+    assert "name more files" in caught.value.remedy
+    assert "tokenizer_sample_bytes if it is a number" in caught.value.remedy
+
+
 def test_no_text_at_all_supports_bytes_and_special_pieces(tmp_path):
     with pytest.raises(RecipeError, match=r"400 pieces, but the text supports at most 257\n"):
         make().train([], tmp_path)
@@ -272,7 +280,7 @@ def test_a_missing_file_is_refused(tmp_path):
 @pytest.mark.parametrize("content", ["", "not a tokenizer", "{}"])
 def test_something_else_in_its_place_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(RecipeError, match=r"tokenizer\.json: is not a tokenizer \("):
+    with pytest.raises(RecipeError, match=r"tokenizer\.json: is not a tokenizer: "):
         make().load(tmp_path)
 
 

@@ -1,4 +1,5 @@
 import random
+import re
 import unicodedata
 from pathlib import Path
 
@@ -201,3 +202,21 @@ def test_a_model_of_another_size_is_refused(tmp_path):
     make().train(words(), tmp_path)
     with pytest.raises(RecipeError, match=r"has 570 pieces, tokenizer\.vocab_size is 569"):
         make(vocab_size=569).load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"add_dummy_prefix": False}, "by tokenizer.add_dummy_prefix it would be '\u25811"),
+        ({"remove_extra_whitespaces": True}, "it would be '\u25811\u25812'"),
+        ({"byte_fallback": False}, "has True, by tokenizer.byte_fallback"),
+        ({"special_pieces": {"eod": "<end>"}}, "has '<eod>', by tokenizer.special_pieces.eod"),
+    ],
+)
+def test_a_model_that_does_not_do_what_the_recipe_says_is_refused(changes, message, tmp_path):
+    make().train(words(), tmp_path)
+    if "special_pieces" in changes:
+        pieces = make().settings()["special_pieces"]
+        changes = {"special_pieces": pieces | changes["special_pieces"]}
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        make(**changes).load(tmp_path)

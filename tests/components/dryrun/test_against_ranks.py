@@ -13,7 +13,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe, read_recipe
 from components.run.folder import create_run_folder
-from components.train.launch import ROOT
+from components.run.provenance import ROOT
 
 # All ranks of all layouts run in one fixture: two to three minutes on a quiet machine.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1_800)]

@@ -39,7 +39,7 @@ def test_the_pieces_of_documents_have_as_many_bytes_as_their_text(
     recipe: str, vocab_size: int, form: Any, prefix: bool, lost: int, tmp_path: Path
 ) -> None:
     tokenizer = trained(recipe, tmp_path, vocab_size=vocab_size)
-    found = read_text_bytes(tmp_path, eod_id=tokenizer.eod_id, dummy_prefix=prefix)
+    found = read_text_bytes(tmp_path, eod_id=tokenizer.eod_id)
     assert found is not None
     documents = [*TEXTS, ODD]
     ids, _ = pack_documents(
@@ -52,6 +52,6 @@ def test_the_pieces_of_documents_have_as_many_bytes_as_their_text(
 
 
 def test_nobody_can_count_where_a_piece_stands_for_any_text(tmp_path: Path) -> None:
-    assert read_text_bytes(tmp_path, eod_id=0, dummy_prefix=False) is None
+    assert read_text_bytes(tmp_path, eod_id=0) is None
     trained("teuken7b", tmp_path, vocab_size=500, byte_fallback=False)
-    assert read_text_bytes(tmp_path, eod_id=4, dummy_prefix=True) is None
+    assert read_text_bytes(tmp_path, eod_id=4) is None

@@ -91,5 +91,9 @@ def test_sums_make_the_figures() -> None:
     }
     unknown = (one + LossTally(text_bytes=None)).figures()
     assert (unknown["bits_per_byte"], unknown["bytes"]) == (None, None)
+    for nats in (math.nan, math.inf, 1e6):  # of a model that diverged
+        figures = LossTally(nats=nats, tokens=4, text_bytes=8).figures()
+        assert figures["perplexity"] == pytest.approx(nats * math.inf, nan_ok=True)
+        assert figures["loss"] == pytest.approx(nats / 4, nan_ok=True)
     nothing = LossTally().figures()
     assert (nothing["loss"], nothing["perplexity"], nothing["bits_per_byte"]) == (None,) * 3

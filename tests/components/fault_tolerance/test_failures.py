@@ -3,11 +3,14 @@
 import json
 import os
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from components.errors import RecipeError
 from components.fault_tolerance.failures import (
+    CUT_SHORT,
+    MOST_MESSAGE,
     describe_end,
     error_file,
     forget_errors,
@@ -47,21 +50,74 @@ def test_without_errors_every_rank_is_silent(tmp_path: Path) -> None:
     assert describe_end(read_errors(tmp_path), ranks=2) == ("no rank said why", [0, 1])
 
 
-def test_half_an_error_file_is_read_as_it_stands(tmp_path: Path) -> None:
-    error_file(tmp_path, 5).write_text('{"message": {"mess')
-    (error,) = read_errors(tmp_path)
-    assert (error.rank, error.message) == (5, '{"message": {"mess')
+TOLD = 'RecipeError: /r: cannot be written: "full" \\ \u00fc \U0001f600\n  make room'
 
 
-@pytest.mark.parametrize("text", ["[]", "7", '{"message": 3}', '{"a": ' + "[" * 100_000])
-def test_an_error_file_of_another_form_is_read_as_it_stands(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "message", [{"message": TOLD, "extraInfo": {"py_callstack": "T"}}, TOLD]
+)
+def test_an_error_file_that_is_cut_anywhere_gives_the_message_as_far_as_it_goes(
+    tmp_path: Path, message: object
+) -> None:
+    whole, file = json.dumps({"message": message}).encode(), error_file(tmp_path, 5)
+    lengths = []
+    for size in range(len(whole) + 1):
+        file.write_bytes(whole[:size])
+        (error,) = read_errors(tmp_path)
+        assert error.message == CUT_SHORT or TOLD.startswith(error.message.rstrip("?"))
+        lengths.append(0 if error.message == CUT_SHORT else len(error.message))
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == len(TOLD)
+    assert max(lengths[: whole.index(b"RecipeError")]) == 0
+
+
+def test_an_error_file_of_any_bytes_is_no_error_of_its_reader(tmp_path: Path) -> None:
+    random, file = Random(0), error_file(tmp_path, 5)
+    whole = json.dumps({"message": {"message": TOLD, "extraInfo": {}}}).encode()
+    for _ in range(300):
+        damaged = bytearray(random.randbytes(90) if random.random() < 0.3 else whole)
+        for _ in range(random.randint(1, 4)):
+            damaged[random.randrange(len(damaged))] = random.randrange(256)
+        file.write_bytes(damaged)
+        (error,) = read_errors(tmp_path)
+        error.message.encode()
+        assert error.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "7",
+        '{"message": {"mess',
+        '{"message": {"message": []',
+        '{"a": ' + "[" * 100_000,
+    ],
+)
+def test_an_error_file_without_a_message_says_so(tmp_path: Path, text: str) -> None:
     error_file(tmp_path, 5).write_text(text)
     error_file(tmp_path, 6).with_name("error-none.json").write_text("no rank's")
     error_file(tmp_path, 7).mkdir()
     (error,) = read_errors(tmp_path)
-    assert error.message in {text, "3"}
+    assert (error.rank, error.message) == (5, CUT_SHORT)
     forget_errors(tmp_path)
     assert read_errors(tmp_path) == []
+
+
+def test_an_error_file_of_any_size_takes_bounded_memory(tmp_path: Path) -> None:
+    leave(tmp_path, 0, "KeyError: " + "x" * 3_000_000, at=1)
+    (error,) = read_errors(tmp_path)
+    assert error.message == "KeyError: " + "x" * (MOST_MESSAGE - 10)
+
+
+def test_the_earliest_of_thousands_of_errors_comes_first(tmp_path: Path) -> None:
+    for rank in range(2_000):
+        leave(tmp_path, rank, "RuntimeError: Connection closed by peer", at=rank)
+    leave(tmp_path, 1_234, "KeyError: 'own'", at=9_999)
+    errors = read_errors(tmp_path)
+    assert [error.rank for error in errors][:3] == [1_234, 0, 1]
+    assert len(errors) == 2_000
 
 
 def test_nobody_waits_for_an_error_file_that_is_a_pipe(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """Links of a run folder: inside they are its own, out of it they are refused."""
 
+import contextlib
 import os
+import re
+import socket
 from pathlib import Path
 
 import pytest
 
 from components.errors import RecipeError
-from components.run.ownership import check_links
+from components.run import folder
+from components.run.ownership import FOLDERS, UNREAD, check_links
 
 
 @pytest.fixture
@@ -49,6 +53,62 @@ def test_what_is_neither_a_file_nor_a_folder_is_refused(run: Path) -> None:
     os.mkfifo(run / "checkpoints" / "stop")
     with pytest.raises(RecipeError, match=r"checkpoints/stop is neither a file nor a folder"):
         check_links(run, "run")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "results.json", ".results.json.7", "stop"])
+def test_a_pipe_of_a_name_that_a_run_has_is_refused(run: Path, name: str) -> None:
+    os.mkfifo(run / name)
+    with pytest.raises(RecipeError, match="is neither a file nor a folder"):
+        check_links(run, "run")
+
+
+@pytest.mark.parametrize("name", sorted(FOLDERS - UNREAD))
+def test_every_folder_that_is_read_is_guarded_to_its_depth(run: Path, name: str) -> None:
+    (run / name / "deep" / "deeper").mkdir(parents=True)
+    os.mkfifo(run / name / "deep" / "deeper" / "pipe")
+    with pytest.raises(RecipeError, match="deeper/pipe is neither a file nor a folder"):
+        check_links(run, "run")
+    (run / name / "deep" / "deeper" / "pipe").unlink()
+    (run / name / "deep" / "link").symlink_to("/etc")
+    with pytest.raises(RecipeError, match="deep/link is a link that leads out"):
+        check_links(run, "run")
+
+
+@pytest.mark.parametrize("name", sorted(FOLDERS))
+def test_no_folder_of_a_run_is_a_link_that_leads_out(run: Path, name: str) -> None:
+    if (run / name).exists():
+        (run / name).rename(run / "before")
+    (run / name).symlink_to("../outside")
+    with pytest.raises(RecipeError, match=f"{name} is a link that leads out"):
+        check_links(run, "run")
+
+
+def test_the_folders_that_a_run_is_described_to_have_are_all_looked_at() -> None:
+    described = re.findall(r"^(\w+)/ ", folder.__doc__ or "", re.MULTILINE)
+    assert set(described) <= FOLDERS
+    assert len(described) > 8
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["wandb", "tensorboard", "children/branch/wandb", "venv", "hf_cache", ".cache", "tmp"],
+)
+def test_what_other_programs_leave_in_folders_of_their_own_locks_nobody_out(
+    run: Path, name: str
+) -> None:
+    place = run / name / "deep"
+    place.mkdir(parents=True)
+    (place / "debug-core.log").symlink_to("/nowhere/else")
+    (place / "python").symlink_to("/etc/passwd")
+    os.mkfifo(place / "pipe")
+    for where in (place, run):
+        listener = socket.socket(socket.AF_UNIX)
+        with contextlib.chdir(where):  # the path of a socket is short
+            listener.bind("agent.sock")
+        listener.close()
+    (run / ".nfs000012").write_text("")
+    (run / "core.4711").write_text("")
+    check_links(run, "run")
 
 
 def test_links_that_stay_inside_and_one_that_leads_to_the_run_are_fine(run: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from components.config.schema.monitoring import Wandb
 from components.errors import RecipeError
 from components.report.outcome import flat
+from components.run.folder import existing_run_folder
 from components.tracking import to_wandb
 from components.tracking.run_export import RunExport, tell
 from tests.cluster.staging.test_install import HAS_NAMESPACES, OFFLINE
@@ -89,6 +90,71 @@ def _check_said(upsert: dict[str, Any], told: RunExport) -> None:
     del config["_wandb"]
     # W&B drops mappings without keys.
     assert flat(config) == {key: one for key, one in flat(told.recipe).items() if one != {}}
+
+
+def test_links_to_wandb_s_own_cache_lock_nobody_out_of_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _, written = write(folder, [*START, *STEPS])
+    links = [file for file in written.rglob("*") if file.is_symlink()]
+    assert any(not file.resolve().is_relative_to(folder) for file in links)
+    assert existing_run_folder(folder, "resume").path == folder
+
+
+def test_in_wandb_dir_other_runs_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "mine"
+    other = own / "wandb" / "offline-run-20260101_000000-other"
+    other.mkdir(parents=True)
+    monkeypatch.setenv("WANDB_DIR", str(own))
+    told, first = write(tmp_path / "run", [*START, *STEPS])
+    _, second = write(tmp_path / "run", [*START, *STEPS, *AGAIN])
+    assert not (tmp_path / "run" / "wandb").exists()
+    assert {*own.glob("wandb/offline-run-*")} == {other, second}
+    assert first.parent == second.parent
+    assert second.name.endswith(told.id)
+
+
+def run_python(program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """W&B reads its settings once in a process."""
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("mode", ["offline", "dryrun", "disabled"])
+def test_what_the_environment_forbids_to_upload_is_not_uploaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    folder = write_run(tmp_path / "run", [*START, *STEPS])
+    monkeypatch.setenv("WANDB_MODE", mode)
+    program = "import sys; from command.main import main; sys.exit(main(sys.argv[1:]))"
+    with wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        ended = run_python(program, "action=sync", f"run={folder}", "tracking=wandb")
+        assert server.upserts == []
+    assert ended.returncode == 0, ended.stderr
+    said = "which WANDB_MODE disables" if mode == "disabled" else "is offline: wandb sync"
+    assert said in ended.stdout
+    assert (folder / "wandb").exists() == (mode != "disabled")
+
+
+@pytest.mark.parametrize("mode", ["online", None])
+def test_without_such_a_mode_runs_are_uploaded(
+    monkeypatch: pytest.MonkeyPatch, mode: str | None
+) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    program = "from components.tracking.to_wandb import upload_mode; print(upload_mode())"
+    assert run_python(program).stdout == "online\n"
+
+
+def test_a_mode_that_wandb_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "nonsense")
+    program = "from components.tracking.to_wandb import upload_mode; upload_mode()"
+    ended = run_python(program)
+    assert "RecipeError: tracking.wandb: " in ended.stderr
+    assert "set WANDB_MODE to online, offline or disabled" in ended.stderr
 
 
 @pytest.mark.long

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, ProcessFailure
 
-from components.fault_tolerance.failures import MENDABLE
-from components.train.agent import describe, first_failure, run_ranks
+from components.errors import RecipeError
+from components.fault_tolerance.failures import MENDABLE, error_file, recipe_error
+from components.train.agent import _raised, describe, first_failure, run_ranks
 
 SIGKILL, SIGTERM, SIGSEGV = 9, 15, 11
 NOW = int(time.time())
@@ -78,6 +79,21 @@ def test_what_the_agent_ended_counts_last(raised: Raised) -> None:
 def test_an_exit_status_alone_is_said() -> None:
     assert describe(ended(0, 3, at=NOW))["message"] == "ended with exit status 3"
     assert describe(ended(0, -SIGSEGV, at=NOW))["message"] == "ended by SIGSEGV"
+
+
+def test_an_error_file_that_a_full_disk_cut_short_still_tells(
+    raised: Raised, tmp_path: Path
+) -> None:
+    raised(1, RecipeError("/r", "cannot be written", "make room"), at=NOW)
+    file = (tmp_path / "1.json").rename(error_file(tmp_path, 1))
+    file.write_bytes(file.read_bytes()[:90])
+    (tmp_path / "x_y" / "attempt_0").mkdir(parents=True)
+    os.utime(tmp_path / "x_y" / "attempt_0", (NOW - 9, NOW - 9))
+    ((rank, failure),) = _raised(tmp_path).items()
+    assert (rank, describe(failure)["traceback"]) == (1, "")
+    error = recipe_error(describe(failure)["message"])
+    assert error is not None
+    assert (error.path, error.problem) == ("/r", "cannot be written")
 
 
 @pytest.mark.long

@@ -3,7 +3,7 @@
 import json
 import math
 
-from components.train.fit import strict
+from components.json_file import strict
 
 
 def test_numbers_that_are_not_finite_are_null_and_their_keys_are_listed() -> None:
@@ -11,10 +11,12 @@ def test_numbers_that_are_not_finite_are_null_and_their_keys_are_listed() -> Non
         "loss": math.inf,
         "steps": 3,
         "held_out": {"final": math.nan, "first": 1.5},
+        "rates": [1.0, -math.inf],
     })
     assert json.loads(json.dumps(found, allow_nan=False)) == {
         "loss": None,
         "steps": 3,
         "held_out": {"final": None, "first": 1.5},
-        "not_finite": ["loss", "held_out.final"],
+        "rates": [1.0, None],
+        "not_finite": ["loss", "held_out.final", "rates.1"],
     }

@@ -33,7 +33,7 @@ from components.distributed.devices import (
     peak_memory_bytes,
 )
 from components.errors import RecipeError
-from components.train.launch import ROOT
+from components.run.provenance import ROOT
 from components.train.trainer import MeshStrategy, XPUAccelerator, make_trainer, register_xpu
 
 Plant = Callable[..., list[torch.device]]

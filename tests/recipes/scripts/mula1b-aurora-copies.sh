@@ -11,6 +11,7 @@
 #PBS -o /path/to/kochbuch/runs/mula1b-full/jobs/
 # What this script says is there; what the ranks say is in ranks/JOB.log beside.
 
+cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/aurora.yaml.
 module load frameworks
 export ZE_FLAT_DEVICE_HIERARCHY=FLAT  # a rank is a tile (ALCF)
@@ -32,7 +33,7 @@ export PALS_RPC_TIMEOUT=240  # goes with it (ALCF)
 export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.anl.gov:3128  # the one way out
 export no_proxy='admin,*.hostmgmt.cm.aurora.alcf.anl.gov,*.hsn.cm.aurora.alcf.anl.gov,*.alcf.anl.gov,.alcf.anl.gov,localhost,127.0.0.1'  # nodes reach each other past it
 source /path/to/kochbuch/.venv/bin/activate
-cd /path/to/kochbuch || exit
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 node=/tmp/kochbuch-${PBS_JOBID%%.*}
 # Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR NEO_CACHE_DIR SYCL_CACHE_DIR; do export "$cache=${!cache:-$node/cache/$cache}"; done
@@ -53,7 +54,7 @@ trap remove_from_nodes EXIT
 python -m cluster.copies "$run" /path/to/kochbuch/.venv || { python -m cluster.end "$run" $?; exit; }
 mpiexec -n "$(wc -l < $run/preflight/hosts)" --ppn 1 --hostfile "$run/preflight/hosts" --pmi=pmix --label --line-buffer --cpu-bind none --no-abort-on-failure bash cluster/copies/unpack.sh "$run" "$node" &>> "$run/ranks/${PBS_JOBID%%.*}.log"
 on_node=(env KOCHBUCH_NODE_FOLDER="$node" VIRTUAL_ENV="$node/venv" PATH="$node/venv/bin:$PATH"
-  PYTHONSAFEPATH=1 PYTHONPATH="$node/code${PYTHONPATH:+:$PYTHONPATH}")
+  PYTHONPATH="$node/code${PYTHONPATH#/path/to/kochbuch}")
 
 # PBS gives no warning: 960 s before the wall the run is told to save and stop.
 (sleep 42240 && touch "$run/stop") &> /dev/null & alarm=$!
@@ -63,7 +64,7 @@ launch() {
   MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")
   # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
   timeout --kill-after=10 360 mpiexec -n "$(wc -l < $run/preflight/hosts)" --ppn 1 --hostfile "$run/preflight/hosts" --pmi=pmix --label --line-buffer --cpu-bind none --no-abort-on-failure \
-    &> "$run/ranks/${PBS_JOBID%%.*}-preflight.log" "${on_node[@]}" PYTHONPATH="$node/code:$PWD${PYTHONPATH:+:$PYTHONPATH}" python -m components.preflight "$run" & looking=$!
+    &> "$run/ranks/${PBS_JOBID%%.*}-preflight.log" "${on_node[@]}" PYTHONPATH="$node/code:$PYTHONPATH" python -m components.preflight "$run" & looking=$!
   python -m cluster.preflight "$run"
   status=$?
   timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"

@@ -11,6 +11,7 @@
 #PBS -o /path/to/kochbuch/runs/mula1b-full/jobs/
 # What this script says is there; what the ranks say is in ranks/JOB.log beside.
 
+cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/aurora.yaml.
 module load frameworks
 export ZE_FLAT_DEVICE_HIERARCHY=FLAT  # a rank is a tile (ALCF)
@@ -32,7 +33,7 @@ export PALS_RPC_TIMEOUT=240  # goes with it (ALCF)
 export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.anl.gov:3128  # the one way out
 export no_proxy='admin,*.hostmgmt.cm.aurora.alcf.anl.gov,*.hsn.cm.aurora.alcf.anl.gov,*.alcf.anl.gov,.alcf.anl.gov,localhost,127.0.0.1'  # nodes reach each other past it
 source /path/to/kochbuch/.venv/bin/activate
-cd /path/to/kochbuch || exit
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 node=/tmp/kochbuch-${PBS_JOBID%%.*}
 # Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR NEO_CACHE_DIR SYCL_CACHE_DIR; do export "$cache=${!cache:-$node/cache/$cache}"; done

@@ -4,18 +4,20 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
 #SBATCH --gres=gpu:8
+#SBATCH --exclusive
 #SBATCH --time=00:40:00
 #SBATCH --signal=B:USR1@360
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/path/to/kochbuch/runs/playbook1b-full/jobs/%j.log
-# What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
+# What this script says is there; what ranks say, rank 0 too, is in ranks/JOB-NODE.log beside.
 
+cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/hopper.yaml.
 export CUDA_DEVICE_MAX_CONNECTIONS=1  # the campaign's setting, for tensor ranks that overlap (NT)
 export NCCL_DEBUG=WARN  # the campaign's setting (NT)
 source /path/to/kochbuch/.venv/bin/activate
-cd /path/to/kochbuch || exit
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 node=/tmp/kochbuch-$SLURM_JOB_ID
 # Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH; do export "$cache=${!cache:-$node/cache/$cache}"; done
@@ -39,7 +41,7 @@ launch() {
   MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
   # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
   timeout --kill-after=10 360 srun --kill-on-bad-exit=1 --wait=60 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 \
-    --output="$run/ranks/%j-preflight-%t.log" python -m components.preflight "$run" & looking=$!
+    --output="$run/ranks/%j-preflight-%N.log" python -m components.preflight "$run" & looking=$!
   python -m cluster.preflight "$run"
   status=$?
   timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
@@ -47,7 +49,7 @@ launch() {
   nodes=$(wc -l < "$run/preflight/nodes")
   MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
   # One task a rank. Network ports: EFA; NCCL's plugin chooses.
-  srun --kill-on-bad-exit=1 --wait=60 --output="$run/ranks/%j-%t.log" --open-mode=append \
+  srun --kill-on-bad-exit=1 --wait=60 --cpu-bind=none --output="$run/ranks/%j-%N.log" --label --open-mode=append \
     --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
     python -m components.train "$run" &
   wait $!

@@ -13,10 +13,11 @@
 #SBATCH --open-mode=append
 #SBATCH --array=1-82%1
 #SBATCH --output=/path/to/kochbuch/runs/teuken7b-full/jobs/%A_%a.log
-# What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
+# What this script says is there; what ranks say, rank 0 too, is in ranks/JOB-NODE.log beside.
 
-# The sources in brackets are those of conf/cluster/alps.yaml.
 cd /path/to/kochbuch || exit
+# The sources in brackets are those of conf/cluster/alps.yaml.
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 # By this file srun starts tasks in the image; variables of the host are there, too.
 container=/path/to/kochbuch/runs/teuken7b-full/jobs/container-$SLURM_JOB_ID.toml
 cat > "$container" <<'END'
@@ -27,6 +28,7 @@ workdir = "/path/to/kochbuch"
 com.hooks.aws_ofi_nccl.enabled = "true"
 com.hooks.aws_ofi_nccl.variant = "cuda-dl"
 [env]
+PYTHONSAFEPATH = ""
 NCCL_NET = "AWS Libfabric"  # fail rather than fall back to sockets (CSCS)
 NCCL_NET_GDR_LEVEL = "PHB"  # a port reads devices itself (CSCS)
 NCCL_CROSS_NIC = "1"  # goes with it (CSCS)
@@ -64,7 +66,7 @@ launch() {
   MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
   # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
   timeout --kill-after=10 360 srun --kill-on-bad-exit=1 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 \
-    --environment="$container" --output="$run/ranks/%A_%a-preflight-%t.log" python -m components.preflight "$run" & looking=$!
+    --environment="$container" --output="$run/ranks/%A_%a-preflight-%N.log" python -m components.preflight "$run" & looking=$!
   srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" --environment="$container" python -m cluster.preflight "$run"
   status=$?
   timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
@@ -72,7 +74,7 @@ launch() {
   nodes=$(wc -l < "$run/preflight/nodes")
   MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
   # One task a rank. Network ports: a port for each module; the plugin finds it.
-  srun --kill-on-bad-exit=1 --output="$run/ranks/%A_%a-%t.log" --open-mode=append \
+  srun --kill-on-bad-exit=1 --output="$run/ranks/%A_%a-%N.log" --label --open-mode=append \
     --environment="$container" --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 4)) \
     python -m components.train "$run" &
   wait $!

@@ -13,8 +13,9 @@
 #SBATCH --open-mode=append
 #SBATCH --array=1-96%1
 #SBATCH --output=/path/to/kochbuch/runs/teuken7b-full/jobs/%A_%a.log
-# What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
+# What this script says is there; what ranks say, rank 0 too, is in ranks/JOB-NODE.log beside.
 
+cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/juwels.yaml.
 module load Stages/2025 GCC/13.3.0 Python/3.12.3 CUDA/12
 unset PYTHONPATH  # the stage's own packages would hide those of the environment (OEL)
@@ -28,7 +29,7 @@ export NCCL_SOCKET_IFNAME=ib0  # host names with an i are addresses of this inte
 export GLOO_SOCKET_IFNAME=ib0  # as for NCCL (SB)
 export CUDA_VISIBLE_DEVICES=0,1,2,3  # the scheduler would show each rank one device, called 0 (JUB, ITW)
 source /path/to/kochbuch/.venv/bin/activate
-cd /path/to/kochbuch || exit
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 node=/tmp/kochbuch-$SLURM_JOB_ID
 # Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH; do export "$cache=${!cache:-$node/cache/$cache}"; done
@@ -56,7 +57,7 @@ launch() {
   MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)i  # as other nodes reach it
   # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
   timeout --kill-after=10 360 srun --kill-on-bad-exit=1 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 \
-    --output="$run/ranks/%A_%a-preflight-%t.log" python -m components.preflight "$run" & looking=$!
+    --output="$run/ranks/%A_%a-preflight-%N.log" python -m components.preflight "$run" & looking=$!
   python -m cluster.preflight "$run"
   status=$?
   timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
@@ -64,7 +65,7 @@ launch() {
   nodes=$(wc -l < "$run/preflight/nodes")
   MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")i
   # One task a rank. Network ports: each device shares a PCIe switch with one of four ports; NCCL finds it.
-  srun --kill-on-bad-exit=1 --output="$run/ranks/%A_%a-%t.log" --open-mode=append \
+  srun --kill-on-bad-exit=1 --output="$run/ranks/%A_%a-%N.log" --label --open-mode=append \
     --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 4)) \
     python -m components.train "$run" &
   wait $!

@@ -12,15 +12,16 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/path/to/kochbuch/runs/teuken7b-full/jobs/%j.log
-# What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
+# What this script says is there; what ranks say, rank 0 too, is in ranks/JOB-NODE.log beside.
 
+cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/lumi.yaml.
 module use /appl/local/laifs/modules
 module load lumi-aif-singularity-bindings
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3  # the four ports (OEL, LUG)
 export NCCL_NET_GDR_LEVEL=PHB  # a port reads devices itself (OEL; LUG has 3)
 export HSA_ENABLE_SDMA=0  # as runs of OpenEuroLLM have it (OEL)
-cd /path/to/kochbuch || exit
+PYTHONPATH="/path/to/kochbuch$(tr : '\n' <<< "${PYTHONPATH-}" | sed -n 's|^/|:/|p' | tr -d '\n')" && export PYTHONPATH PYTHONSAFEPATH=1  # no relative entry
 node=/tmp/kochbuch-$SLURM_JOB_ID
 # Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
 for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR MIOPEN_USER_DB_PATH MIOPEN_CUSTOM_CACHE_DIR; do export "$cache=${!cache:-$node/cache/$cache}"; done
@@ -43,7 +44,7 @@ launch() {
   MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
   # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
   timeout --kill-after=10 360 srun --kill-on-bad-exit=1 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 \
-    --output="$run/ranks/%j-preflight-%t.log" singularity exec /path/to/kochbuch/image.sif python -m components.preflight "$run" & looking=$!
+    --output="$run/ranks/%j-preflight-%N.log" singularity exec /path/to/kochbuch/image.sif python -m components.preflight "$run" & looking=$!
   singularity exec /path/to/kochbuch/image.sif python -m cluster.preflight "$run"
   status=$?
   timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
@@ -52,7 +53,7 @@ launch() {
   MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
   # One task a rank. Network ports: a port for each card, and on it; RCCL's plugin finds it.
   # shellcheck disable=SC2016  # each rank fills in its own variables
-  srun --kill-on-bad-exit=1 --cpu-bind=mask_cpu:0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000,0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000 --output="$run/ranks/%j-%t.log" --open-mode=append \
+  srun --kill-on-bad-exit=1 --cpu-bind=mask_cpu:0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000,0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000 --output="$run/ranks/%j-%N.log" --label --open-mode=append \
     --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
     bash -c 'export ROCR_VISIBLE_DEVICES="$SLURM_LOCALID"; exec "$@"' rank singularity exec /path/to/kochbuch/image.sif python -m components.train "$run" &
   wait $!

@@ -48,14 +48,11 @@ def test_an_evaluation_has_both_means_in_its_line_and_in_the_curves(tmp_path: Pa
     }
 
 
-@pytest.mark.filterwarnings(  # the writer's thread ends by the error that is looked at here
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
-)
-@pytest.mark.filterwarnings(  # and Python tells of it once more when it is collected
+@pytest.mark.filterwarnings(  # Python tells of it once more when the thread is collected
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-def test_curves_go_on_in_a_new_file_once_there_is_room(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_curves_go_on_in_a_new_file_once_there_is_room_and_print_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     curves = Curves(folder=tmp_path)
     with fill_up(0), caplog.at_level(logging.WARNING):
@@ -64,6 +61,7 @@ def test_curves_go_on_in_a_new_file_once_there_is_room(
             assert time.monotonic() < end
             curves.add({"loss": 3.0}, step=1)
             time.sleep(0.05)
+    assert "Traceback" not in capfd.readouterr().err
     assert caplog.messages[0] == f"{tmp_path}: File too large; some points are missing there"
     curves.add({"loss": 2.0}, step=2)
     curves.close()

@@ -1,0 +1,73 @@
+"""Continue a run by a recipe that may differ from its own outside the mathematics."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from command.actions.prepare import prepare_data
+from command.arguments import Arguments
+from command.compose import compose_group
+from command.parent_run import beginning_of
+from command.recipe.path_checks import check_run_places
+from command.words import is_own, keys_of
+from components.checkpoint.metadata import newest_checkpoint
+from components.config.resolve import check_movable, relayout
+from components.config.schema.recipe import Recipe
+from components.errors import RecipeError
+from components.run.disk import explained
+from components.run.folder import RunFolder, open_run_folder
+from components.run.provenance import write_provenance
+
+
+def check_changes(arguments: Arguments) -> None:
+    """Raise a RecipeError for a key that may not stand beside ``resume=``."""
+    keys = [key for key in keys_of(arguments.words) if not is_own(key)]
+    check_movable(key for key in keys if key != "action")
+
+
+def reopen(path: Path, arguments: Arguments) -> tuple[RunFolder, Recipe, Recipe]:
+    """Open the run of ``resume=``; return its recipe, and that recipe with the user's values.
+
+    Raises:
+        RecipeError: the run has finished, is not the user's, or a value may not change.
+    """
+    check_changes(arguments)
+    folder, before = open_run_folder(path)
+    check_run_places(folder, before, arguments)
+    chosen = {group: compose_group(group, name) for group, name in arguments.choices.items()}
+    values = chosen | arguments.values
+    return folder, before, relayout(before, values) if values else before
+
+
+def renew_data(folder: RunFolder, recipe: Recipe, arguments: Arguments) -> None:
+    """Prepare the data of a run that continues, and its beginning if it has no checkpoint.
+
+    Raises:
+        RecipeError: the texts have changed.
+    """
+    data = prepare_data(recipe, arguments.site)
+    if not (folder.path / "data.json").exists():  # it was interrupted before it began
+        describe(folder, data, arguments)
+    if newest_checkpoint(folder.checkpoints) is None:
+        beginning_of(recipe)(folder)
+    kept = folder.data
+    if data["key"] != kept.key:
+        remedy = f"put {Path(kept.folder).name} back, or start a new run"
+        raise RecipeError("data", "the texts have changed since this run began", remedy)
+    if data["folder"] != kept.folder:  # the same data, prepared in another place
+        with explained(folder.path):
+            folder.write_json("data.json", data)
+
+
+def describe(folder: RunFolder, data: dict[str, Any], arguments: Arguments) -> None:
+    """Write what the run reads and what made it."""
+    with explained(folder.path):
+        write_provenance(folder, arguments.words)
+        folder.write_json("data.json", data)  # last: who resumes looks whether it is there
+
+
+def change_text(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """List changed keys on one line, each with its old and new value."""
+    return ", ".join(
+        f"{key}: {old!r:.60} -> {new!r:.60}" for key, (old, new) in changed.items()
+    )

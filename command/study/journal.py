@@ -1,0 +1,141 @@
+"""Study journal: the file of Optuna's records; Optuna applies none that is not checked here.
+
+The folder of a study travels, and parameters in its journal become keys of a recipe. So a
+record has to be of this study, and a parameter inside its search space.
+"""
+
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    distribution_to_json,
+)
+from optuna.storages.journal import BaseJournalBackend
+
+from command.study.schema import Interval, SearchStudy, Values
+from components.errors import RecipeError
+from components.json_file import MOST_BYTES, parse_json
+
+REMEDY = "move it away to search from the beginning; runs that finished are not repeated"
+SAMPLER_NOTE = 9  # what none of this program's samplers reads again
+# The fields of each kind of record, by its op_code, beside that and the writer.
+FIELDS: Mapping[int, frozenset[str]] = {
+    0: frozenset({"study_name", "directions"}),
+    2: frozenset({"study_id", "user_attr"}),
+    4: frozenset({"study_id", "datetime_start"}),
+    5: frozenset({"trial_id", "param_name", "param_value_internal", "distribution"}),
+    6: frozenset({"trial_id", "state", "values", "datetime_complete"}),
+    SAMPLER_NOTE: frozenset({"trial_id", "system_attr"}),
+}
+
+
+def distribution_of(values: Values | Interval) -> BaseDistribution:
+    """Return what Optuna draws one key of a search space from."""
+    if isinstance(values, Interval):
+        return FloatDistribution(values.low, values.high, log=values.log)
+    return CategoricalDistribution(values)
+
+
+class StudyJournal(BaseJournalBackend):
+    """Records of one study in ``file``; what a kill left of a last line is cut off."""
+
+    def __init__(self, file: Path, study: SearchStudy) -> None:
+        """Make the file where there is none.
+
+        Raises:
+            RecipeError: it is no regular file, has another name, too, or is too large.
+        """
+        self._file, self._study = file, study
+        self._records: list[Mapping[str, Any]] = []
+        self._lines = self._bytes = self._trials = 0
+        if os.path.lexists(file):
+            found = file.lstat()
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                raise RecipeError(str(file), "is no regular file with one name", REMEDY)
+            if found.st_size > MOST_BYTES:
+                raise RecipeError(str(file), f"has more than {MOST_BYTES:,} bytes", REMEDY)
+        with file.open("ab+") as stream:
+            stream.seek(0)
+            stream.truncate(stream.read().rfind(b"\n") + 1)
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """Yield the records from a number on, new ones of other processes too.
+
+        Raises:
+            RecipeError: a line is no record of this study.
+        """
+        with self._file.open("rb") as stream:
+            stream.seek(self._bytes)
+            text = stream.read()
+        for line in text[: text.rfind(b"\n") + 1].splitlines(keepends=True):
+            self._lines, self._bytes = self._lines + 1, self._bytes + len(line)
+            problem = "is no record of this study and its search space"
+            try:
+                record = parse_json(line, finite=True)
+                is_known = self._is_record(record)
+            except (ValueError, OverflowError) as error:
+                problem, is_known = str(error), False
+            if not is_known:
+                raise RecipeError(f"{self._file}:{self._lines}", problem, REMEDY)
+            if record["op_code"] != SAMPLER_NOTE:
+                self._records.append(record)
+        yield from map(dict, self._records[log_number_from:])
+
+    def append_logs(self, logs: Sequence[Mapping[str, Any]]) -> None:
+        with self._file.open("ab") as stream:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(stream, fcntl.LOCK_EX)
+            stream.write(b"".join(json.dumps(log).encode() + b"\n" for log in logs))
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _is_record(self, record: object) -> bool:
+        """Tell whether this study can have written a record.
+
+        Raises:
+            ValueError: its moment is none; OverflowError: it is none of any calendar.
+        """
+        code = record.get("op_code") if isinstance(record, dict) else None
+        if not isinstance(record, dict) or type(code) is not int or code not in FIELDS:
+            return False
+        if {*record} != {"op_code", "worker_id", *FIELDS[code]}:
+            return False
+        for moment in {*record} & {"datetime_start", "datetime_complete"}:
+            datetime.fromisoformat(str(record[moment])).astimezone()
+        match record:
+            case {"study_name": name, "directions": directions}:
+                goal = 1 if self._study.objective.direction == "minimize" else 2
+                return (name, directions) == (self._study.name, [goal])
+            case {"study_id": 0, "user_attr": dict(notes)}:
+                return len(notes) == 1 and all(isinstance(why, str) for why in notes.values())
+            case {"study_id": 0, "datetime_start": str()}:
+                self._trials += 1
+                return True
+            case {"trial_id": int(trial), "param_name": str(key)}:
+                return trial in range(self._trials) and self._is_inside(key, record)
+            case {"trial_id": int(trial), "state": 1, "values": [int() | float()]}:
+                return trial in range(self._trials)
+            case {"trial_id": int(trial), "state": 2 | 3, "values": None}:
+                return trial in range(self._trials)
+        return code == SAMPLER_NOTE
+
+    def _is_inside(self, key: str, record: Mapping[str, Any]) -> bool:
+        """Tell whether a parameter was drawn from the study's search space."""
+        values, number = self._study.space.get(key), record["param_value_internal"]
+        if values is None or type(number) not in {int, float}:
+            return False
+        if record["distribution"] != distribution_to_json(distribution_of(values)):
+            return False
+        if isinstance(values, Interval):
+            return bool(values.low <= number <= values.high)
+        return number in range(len(values))  # the place in the list

@@ -1,0 +1,107 @@
+"""Load a model folder of Hugging Face that anybody may have written, by `transformers`.
+
+Only what is known is handed to it: a copy of ``config.json`` with the keys of a known family,
+the weights as safetensors, and the tokenizer with its special pieces.
+"""
+
+import json
+import math
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from components.convert.config_json import FILE, UNREAD, read_known
+from components.convert.hf_shards import INDEX, ShardReader
+from components.convert.tokenizer import CONFIG_FILE, FETCH, SENTENCEPIECE_FILE, count_pieces
+from components.convert.tokenizer import FILE as TOKENIZER
+from components.errors import RecipeError
+from components.evaluate.tasks import first_line
+from components.json_file import read_mapping
+
+# Keys that change nothing that a recipe says, but are needed or harmless here.
+_ALSO = {"model_type", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
+_DTYPES = (None, "float32", "float16", "bfloat16", "float64")
+_ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+_VALUES = {
+    **dict.fromkeys(("torch_dtype", "dtype"), _DTYPES),
+    **dict.fromkeys(("attn_implementation", "_attn_implementation"), _ATTENTION),
+}
+_NOT_SIZES = ("position", "token", "window", "max")  # a size is no larger than the weights
+_TOKENIZER_KEYS = (
+    *("tokenizer_class", "model_max_length", "clean_up_tokenization_spaces", "legacy"),
+    *("add_bos_token", "add_eos_token", "add_prefix_space"),
+    *("bos_token", "eos_token", "pad_token", "unk_token"),
+)
+
+
+def _weights_of(folder: Path) -> tuple[list[str], int]:
+    """List the files of the weights, and count all numbers in them."""
+    with ShardReader(folder) as shards:
+        return shards.files(), sum(math.prod(shards.shape(name)) for name in shards.names())
+
+
+@contextmanager
+def staged_folder(folder: Path) -> Iterator[Path]:
+    """Link and copy what is known of a folder into one of our own.
+
+    Raises:
+        RecipeError: a key or value that is not known, sizes that the weights do not have, or a
+            file that cannot be read.
+    """
+    config, _ = read_known(folder / FILE)
+    for key, known in _VALUES.items():
+        if config.get(key) not in known:
+            problem = f"{config[key]!r} is none of {', '.join(filter(None, known))}"
+            raise RecipeError(f"{folder / FILE}: {key}", problem, "remove the key from a copy")
+    kept = {key: one for key, one in config.items() if key not in UNREAD or key in _ALSO}
+    kept["dtype"] = config.get("dtype") or config.get("torch_dtype") or "float32"
+    files, stored = _weights_of(folder)
+    for key, size in kept.items():
+        is_size = isinstance(size, int) and not any(word in key for word in _NOT_SIZES)
+        if is_size and size > stored:
+            problem = f"{size:,}, but the weights hold {stored:,} numbers"
+            raise RecipeError(f"{folder / FILE}: {key}", problem, FETCH)
+    if count_pieces(folder) is None:
+        raise RecipeError(str(folder), f"there is no {TOKENIZER}", FETCH)
+    with tempfile.TemporaryDirectory() as aside:
+        staged = Path(aside)
+        (staged / FILE).write_text(json.dumps(kept))
+        for name in (*files, INDEX, TOKENIZER, SENTENCEPIECE_FILE):
+            if (folder / name).is_file():
+                (staged / name).symlink_to((folder / name).resolve())
+        if (folder / CONFIG_FILE).is_file():
+            tree = read_mapping(folder / CONFIG_FILE, remedy=FETCH)
+            tree = {key: tree[key] for key in _TOKENIZER_KEYS if key in tree}
+            (staged / CONFIG_FILE).write_text(json.dumps(tree))
+        yield staged
+
+
+def read_received(folder: Path, dtype: Any, source: Path) -> tuple[Any, Any]:
+    """Load model and tokenizer of a folder that was staged from ``source``.
+
+    Raises:
+        RecipeError: transformers cannot load it, or the weights are not all of the model's.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    load: Any = AutoModelForCausalLM  # it has no types
+    try:
+        with torch.device("meta"):  # sizes first: nothing is allocated
+            outline = load.from_config(AutoConfig.from_pretrained(folder))
+        needed = sum(one.numel() for one in outline.parameters())
+        _, stored = _weights_of(folder)
+        if needed > stored:
+            raise ValueError(f"config.json needs {needed:,} weights, the files hold {stored:,}")
+        model, report = load.from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **safe
+        )
+        if missing := sorted(report["missing_keys"]):
+            raise ValueError(f"the files lack {missing[0]} and {len(missing) - 1} more")
+        return model, AutoTokenizer.from_pretrained(folder, **safe)
+    except Exception as error:  # whatever transformers raises, it read a file of somebody's
+        problem = f"transformers cannot load it: {type(error).__name__}: {first_line(error)}"
+        raise RecipeError(str(source), problem, FETCH) from error

@@ -1,0 +1,138 @@
+"""Which keys of a recipe name files: the schema says so, of every key that is a text."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from command.main import main
+from command.recipe.path_checks import places_outside
+from components.config.schema.recipe import Recipe
+from components.config.schema.types import Section, fields_of, names_place
+from components.config.targets import ROOMS, ROOT, TARGET, read_signature, takes_place
+from components.config.user_overrides import UserOverrides
+
+# Texts of any form that are opened nowhere. A new one belongs here, or is a `Place`.
+PLAIN = {
+    *("why", "from.fingerprint", "tracking.mlflow.experiment", "tracking.wandb.entity"),
+    *(f"data.sources.*.{key}" for key in ("embedded", "stand_in", "column", "language")),
+    *(f"data.sources.*.{key}" for key in ("licence", "origin")),
+    *(f"data.sources.*.dataset.{key}" for key in ("name", "split", "revision")),
+    *("data.preparation.language.keep", "data.preparation.language.except_sources"),
+    "data.preparation.filters.except_sources",
+    "data.preparation.filters.annotations.categories",
+    "data.preparation.filters.text_ratios.link_pieces",
+    *(
+        f"data.preparation.personal_data.{key}"
+        for key in ("emails", "ip_addresses", "phone_numbers", "ibans", "except_sources")
+    ),
+    *("published.*.value", "published.*.unit", "published.*.source", "assumed.*.reason"),
+    *("children.*.fingerprint", "children.*.evaluate.tasks"),
+    *("cluster.name", "scale.shrink.carriers.*.embedded"),
+}
+PLACES = {
+    *("data.folder", "data.tokenizer_folder", "from.run"),
+    *("data.sources.*.files", "data.sources.*.tokens", "data.sources.*.dataset.path"),
+    *("checkpoint.copy_to", "checkpoint.local.folder"),
+    "data.preparation.filters.text_ratios.stop_words",
+    "data.preparation.filters.text_ratios.flagged_words",
+}
+# A recipe that was received says none of these; those of a run reach jobs only if they are a
+# profile's (test_received_site.py).
+OF_MACHINE = ("cluster.site.", "cluster.hardware.", "cluster.queues", "cluster.accounting.")
+ARGUMENTS = {"pattern", "eod", "normalization_rule_name", "required_chars"}
+
+
+def texts(kind: type[BaseModel], path: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every field that takes any text, or some; ``*`` stands for a name."""
+    for key, field in fields_of(kind).items():
+        inner = [*parts(field.annotation)]
+        if str in inner and not any(hasattr(one, "pattern") for one in field.metadata):
+            yield f"{path}{key}", field
+        named = "Mapping" in str(field.annotation)
+        for section in inner:
+            if isinstance(section, type) and issubclass(section, Section):
+                yield from texts(section, f"{path}{key}.{'*.' * named}")
+
+
+def parts(annotation: Any) -> Iterator[Any]:
+    """Yield the types inside; of a mapping the values alone, of a text with a form nothing."""
+    args = get_args(annotation)
+    if "Mapping" in str(getattr(annotation, "__origin__", "")):
+        args = args[1:]
+    if any("pattern" in str(one) or "max_length" in str(one) for one in args):
+        return
+    for one in args:
+        yield from parts(one)
+    if not args:
+        yield annotation
+
+
+def test_every_key_that_takes_a_text_is_a_place_or_known_to_be_none() -> None:
+    found = {path for path, _ in texts(Recipe) if not path.startswith(OF_MACHINE)}
+    patterned = {"checkpoint.local.folder"}
+    assert found | patterned >= PLACES
+    marked = {path for path in found | patterned if names_place(Recipe, path.split("."))}
+    assert marked == PLACES
+    assert found - marked == PLAIN
+
+
+def constructors() -> Iterator[tuple[str, str]]:
+    """Yield every class that a recipe can name, with its section."""
+    for section, (room, _) in ROOMS.items():
+        for file in (ROOT / room.replace(".", "/")).glob("*.py"):
+            for node in ast.parse(file.read_text("utf-8")).body:
+                target = f"{room}{file.stem}.{getattr(node, 'name', '_')}"
+                if not isinstance(node, ast.ClassDef) or not TARGET.fullmatch(target):
+                    continue
+                if section != "tokenizer" or "encode" in read_signature(target, section).marks:
+                    yield target, section
+
+
+def test_every_text_of_a_constructor_is_a_place_or_known_to_be_none() -> None:
+    found = {
+        (key, takes_place(target, key, section))
+        for target, section in constructors()
+        for key, kinds in read_signature(target, section).arguments.items()
+        if {"str", "Place"} & {*kinds}
+    }
+    assert {key for key, place in found if place} == {"init_from"}
+    assert {key for key, place in found if not place} == ARGUMENTS
+
+
+@pytest.mark.parametrize("path", sorted({*PLACES, "model.init_from"}))
+def test_a_place_of_a_received_tree_is_seen_in_every_form(path: str) -> None:
+    for value in ("/etc/passwd", "~/x", ["a", "../x"]):
+        tree: Any = value
+        for key in reversed(path.replace("*", "eu").split(".")):
+            tree = {key: tree}
+        tree.setdefault("model", {})["_target_"] = "components.model.decoder.Decoder"
+        (found,) = places_outside(tree, UserOverrides([]))
+        assert found.startswith(path.replace("*", "eu"))
+
+
+@pytest.mark.parametrize("word", ["stop_words", "flagged_words"])
+def test_a_word_list_of_a_received_recipe_lies_below_the_working_folder(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    outside, here = tmp_path / "outside.json", tmp_path / "here"
+    outside.write_text('{"en": ["the"]}')
+    here.mkdir()
+    monkeypatch.chdir(here)
+    ratios = {word: str(outside)}
+    tree = {
+        "defaults": ["bloom176b", {"override /preparation": "roots"}],
+        "name": "mine",
+        "why": "A test.",
+        "data": {"preparation": {"filters": {"text_ratios": ratios}}},
+    }
+    (here / "r.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    key = f"data.preparation.filters.text_ratios.{word}"
+    assert main(["recipe=./r.yaml", "action=show"]) == 2
+    assert f"{key}: '{outside}' leads out" in capfd.readouterr().err.replace("\n", " ")
+    assert main(["recipe=./r.yaml", "action=show", f"{key}={outside}"]) == 0

@@ -1,0 +1,96 @@
+"""A run whose losses are no numbers: what it keeps, and what an evaluation says of it."""
+
+import json
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command.outcome import Status
+from components.checkpoint.metadata import kept_tokens
+from tests.life.conftest import TINY, Program, act, entries
+from tests.life.test_tasks import CHOICE, DOCS, ENDING
+
+FEW = tuple(
+    word for word in TINY if not word.startswith(("budget.total", "checkpoint", "eval"))
+)
+WORDS = (
+    *(
+        "evaluation.every_tokens=512",
+        "checkpoint.every_tokens=512",
+        "budget.total_tokens=2_048",
+    ),
+    *("checkpoint.keep=1", "checkpoint.keep_best=1", "guard=none"),
+    "guard.inject=[{fault: nan, rank: 0, step: 3}]",
+)
+
+
+def refuse(constant: str) -> Any:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+@pytest.fixture(scope="module")
+def diverged(home: Path) -> Path:
+    """Two good steps, then weights that are no numbers."""
+    run = home / "diverged"
+    assert act(home, *FEW, *WORDS, f"run={run}") == Status.DOES_NOT_HOLD
+    return run
+
+
+def test_the_best_checkpoint_stays_when_later_losses_are_no_numbers(diverged: Path) -> None:
+    losses = {one["tokens"]: one["loss"] for one in entries(diverged, "held_out")}
+    assert [math.isfinite(loss) for loss in losses.values()] == [True, True, True, False, False]
+    best = min((512, 1_024), key=losses.__getitem__)
+    assert kept_tokens(diverged / "checkpoints") == [best, 2_048]
+
+
+def test_an_evaluation_is_valid_json_with_null_for_what_is_no_number(
+    diverged: Path, program: Program, tmp_path: Path
+) -> None:
+    done = program("action=evaluate", "output=json", f"run={diverged}")
+    tree = json.loads(done.stdout, parse_constant=refuse)
+    held_out = tree["held_out"]
+    assert held_out["all"]["loss"] is held_out["all"]["perplexity"] is None
+    assert held_out["all"]["tokens"] > 0
+    assert {"all.loss", "by_source.eu.bits_per_byte"} <= {*held_out["not_finite"]}
+    assert "are not finite and null in the result, first held_out.by_source.eu" in done.stderr
+    (file,) = (diverged / "evaluation").glob("*.json")
+    assert json.loads(file.read_text(), parse_constant=refuse) == tree
+    text = tmp_path / "own.txt"
+    text.write_text("Ein Pfund Mehl, zwei Eier und ein halber Liter Milch.\n")
+    own = program("action=evaluate", "output=json", f"run={diverged}", f"text={text}")
+    answer = json.loads(own.stdout, parse_constant=refuse)["texts"][str(text)]
+    assert answer["loss"] is None
+    assert answer["not_finite"] == ["loss", "perplexity", "bits_per_byte"]
+    shown = program("action=evaluate", f"run={diverged}")
+    assert "held-out loss \u2014, weighted as the mixture" in shown.stdout
+    assert "eu" in (diverged / "report.html").read_text()
+
+
+def test_the_checkpoint_before_it_diverged_is_evaluated_as_any(
+    diverged: Path, program: Program
+) -> None:
+    (first, _) = kept_tokens(diverged / "checkpoints")
+    done = program("action=evaluate", "output=json", f"run={diverged}", f"at_tokens={first}")
+    held_out = json.loads(done.stdout)["held_out"]
+    assert held_out["not_finite"] == []
+    assert math.isfinite(held_out["all"]["loss"])
+
+
+@pytest.mark.long  # it imports lm-eval
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="requirements/evaluate.lock")
+def test_tasks_of_a_diverged_run_have_null_for_what_is_no_number(
+    diverged: Path, program: Program, tmp_path: Path
+) -> None:
+    (tmp_path / "animals.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in DOCS))
+    (tmp_path / "choice.yaml").write_text(CHOICE)
+    (tmp_path / "ending.yaml").write_text(ENDING)
+    words = ("tasks=[choice,ending]", f"tasks_folder={tmp_path}", f"run={diverged}")
+    done = program("action=evaluate", "output=json", *words)
+    tasks = json.loads(done.stdout, parse_constant=refuse)["tasks"]
+    assert tasks["ending"]["metrics"]["perplexity"] is None
+    assert "metrics.perplexity" in tasks["ending"]["not_finite"]
+    assert 0 <= tasks["choice"]["metrics"]["acc"] <= 1
+    program("action=evaluate", *words)
