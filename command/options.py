@@ -105,6 +105,10 @@ def _list(value: object) -> list[Any]:
 
 
 _AS_NAMED = "write them as in a checkpoint's name, or leave it out for the newest"
+_OTHER_TRAINERS = (
+    "write {key}=torchtitan; action=export writes a Hugging Face folder, whose config.json "
+    "Megatron-Bridge reads"
+)
 _NO_LIMIT = "is no number of runs that may be queued at a time"
 _NO_RANKS = "is no number of ranks"
 _NO_COUNT = "is no number of checkpoints"
@@ -119,8 +123,8 @@ Checkpoints = Annotated[Literal["newest", "all"], one_of("newest", "all")]
 Executor = Annotated[Literal["local", "array"], one_of("local", "array")]
 Part = Annotated[float, Field(gt=0, lt=1)]
 Averaged = Annotated[Average, one_of(*get_args(Average))]
-Trainer = Literal["torchtitan", "nanotron", "megatron-bridge"]
-Engine = Annotated[Trainer, one_of(*get_args(Trainer))]
+Trainer = Literal["torchtitan"]
+Engine = Annotated[Trainer, _value(Trainer, "is not known", _OTHER_TRAINERS)]
 Output = Annotated[Literal["text", "json"], one_of("text", "json")]
 Proved = Annotated[Literal["layouts", "coordinates"], one_of("layouts", "coordinates")]
 Flag = Annotated[bool, _value(bool, "is neither true nor false", "write {key}=true")]

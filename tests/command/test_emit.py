@@ -259,3 +259,11 @@ def test_nothing_is_written_over_and_a_folder_is_named(tmp_path: Path, capfd: An
     assert "out exists" in capfd.readouterr().err
     assert main(["action=emit", *SAID]) == 2
     assert "file: no folder is named" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["nanotron", "megatron-bridge"])
+def test_another_trainer_is_refused_with_what_to_use_instead(engine: str, capfd: Any) -> None:
+    assert main(["action=emit", f"engine={engine}", *SAID]) == 2
+    err = capfd.readouterr().err
+    assert f"engine: '{engine}' is not known" in err
+    assert "action=export writes a Hugging Face folder" in err

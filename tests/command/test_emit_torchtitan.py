@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from command.actions.emit.torchtitan import VERSION
+from command.actions.emit.checks import VERSION
 from command.arguments import read_point
 from command.compose import compose_recipe
 from command.main import main

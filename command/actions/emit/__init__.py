@@ -1,65 +1,169 @@
-"""Write the recipe as configuration of another trainer; one file an engine.
+"""Write the recipe as configuration of torchtitan 0.2.2: a TOML file, and a Python module.
 
-An engine is a module here with ``write(recipe, asked)``: the files by their names, and what
-they do not say. What cannot be said there is refused, all of it at once.
+The TOML file has the sections of ``JobConfig`` (torchtitan/config/job_config.py at tag v0.2.2).
+torchtitan defines model sizes, first weights and schedules in code, so the module adds one
+model: its Llama 3 with the recipe's sizes, first weights and learning rates.
 """
 
-import importlib
-from collections.abc import Iterable
-from typing import NamedTuple
+import json
+from pathlib import Path
+from typing import Any
 
+from command.actions.emit.checks import VERSION, check_recipe, class_of
 from command.arguments import Arguments
 from command.compose import compose_recipe
+from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Parallelism
+from components.config.schema.types import thaw
+from components.convert.features import Features, read_features
 from components.data.files import create_folder
 from components.errors import RecipeError
 from components.terminal import say, tell
 
-
-class TrainerFiles(NamedTuple):
-    """Files by name, how the run is started from their folder, and what they leave open."""
-
-    files: dict[str, str]
-    start: str
-    notes: tuple[str, ...]
-
-
-class UnsaidKey(NamedTuple):
-    """A key of the recipe that an engine cannot say, what it has, and a value that it can."""
-
-    key: str
-    problem: str
-    remedy: str
+NOTES = (
+    "data: torchtitan streams a data set that it knows by name and cuts it as it reads; name "
+    "it in [training] dataset. The recipe's order, shares and held-out text are not written",
+    "guard, watchdog, evaluation, profiler, tracking: torchtitan has its own",
+)
+NO_TOKENIZER = "put the run's tokenizer.json into the folder tokenizer: the recipe names none"
+START = "PYTHONPATH=. torchrun --nproc_per_node=N -m torchtitan.train --job.config_file"
+Sections = dict[str, dict[str, Any]]
 
 
 def run(arguments: Arguments) -> None:
-    """Write ``file=FOLDER`` for ``engine=``; what it leaves open goes to standard error.
+    """Write the new folder ``file=``; print to standard error what its files leave out.
 
     Raises:
-        RecipeError: no folder is named, it is there, or the recipe cannot be said.
+        RecipeError: no folder is named, it exists, or torchtitan cannot train the recipe.
     """
     if (folder := arguments.file) is None:
         raise RecipeError("file", "no folder is named", "write file=FOLDER, of a new folder")
     recipe = compose_recipe(arguments)
-    asked = " ".join(arguments.words)
-    engine = importlib.import_module(f"{__name__}.{arguments.engine.replace('-', '_')}")
-    emitted: TrainerFiles = engine.write(recipe, asked)
+    files = write_files(recipe, " ".join(arguments.words))
     if folder.exists():
         raise RecipeError("file", f"{folder} exists", "name another folder")
     with create_folder(folder) as unfinished:
-        for name, text in emitted.files.items():
+        for name, text in files.items():
             (unfinished / name).write_text(text, "utf-8")
-    for note in emitted.notes:
+    for note in NOTES if recipe.data.tokenizer_folder != "none" else (*NOTES, NO_TOKENIZER):
         say(f"note: {note}")
-    say(f"in that folder: {emitted.start}")
+    say(f"in that folder: {START} {recipe.name}.toml")
     tell(str(folder))
 
 
-def refuse(engine: str, unsaid: Iterable[UnsaidKey]) -> None:
-    """Raise a RecipeError of everything that the engine cannot say, if there is anything."""
-    found = list(unsaid)
-    if not found:
-        return
-    problem = f"{engine} cannot say this recipe\n  "
-    problem += "\n  ".join(f"{one.key}: {one.problem}" for one in found)
-    ways = dict.fromkeys(one.remedy for one in found)
-    raise RecipeError(found[0].key, problem, "; ".join(ways))
+def write_files(recipe: Recipe, command: str) -> dict[str, str]:
+    """Return the text of each file by its name.
+
+    Raises:
+        RecipeError: torchtitan cannot train the recipe.
+    """
+    features = read_features(thaw(recipe.model))
+    check_recipe(recipe, features)
+    return {
+        f"{recipe.name}.toml": _write_toml(command, _list_sections(recipe)),
+        f"recipe_{recipe.name}.py": _write_module(recipe, features),
+    }
+
+
+def _list_sections(recipe: Recipe) -> Sections:
+    """Return every key of ``JobConfig`` that the recipe sets."""
+    adam, budget, degrees = recipe.optimizer, recipe.budget, recipe.parallelism
+    tokenizer = recipe.data.tokenizer_folder
+    return {
+        "job": {"description": recipe.why, "dump_folder": "outputs"},
+        "experimental": {"custom_import": f"recipe_{recipe.name}"},
+        "model": {
+            "name": recipe.name,
+            "flavor": recipe.name,
+            "hf_assets_path": (
+                "tokenizer" if tokenizer == "none" else str(Path(tokenizer).resolve())
+            ),
+        },
+        "optimizer": {
+            "name": "AdamW",
+            **{key: adam[key] for key in ("lr", "beta1", "beta2", "eps", "weight_decay")},
+        },
+        "training": {
+            "seq_len": budget.sequence_length,
+            "local_batch_size": degrees.microbatch_sequences,
+            "global_batch_size": recipe.derived.samples_per_step,
+            "steps": recipe.derived.steps,
+            "max_norm": adam["clip_norm"],
+            "dtype": "float32",
+            "mixed_precision_param": recipe.precision.compute,
+            "mixed_precision_reduce": "float32",
+            "gc_freq": degrees.gc_every_steps,
+        },
+        "parallelism": _parallelism(degrees),
+        "activation_checkpoint": _recomputation(degrees),
+        "compile": {"enable": degrees.compile != "none", "components": ["model"]},
+        "checkpoint": {
+            "enable": True,
+            "interval": max(1, recipe.checkpoint.every_tokens // budget.global_batch_tokens),
+        },
+        "debug": {"seed": budget.seed},
+    }
+
+
+def _parallelism(p: Parallelism) -> dict[str, Any]:
+    """ZeRO 0 replicates; 2 keeps gathered weights for the backward pass; 3 frees them."""
+    shard = p.data_shard if p.zero else 1
+    return {
+        "data_parallel_replicate_degree": p.data // shard,
+        "data_parallel_shard_degree": shard,
+        "fsdp_reshard_after_forward": "always" if p.zero == 3 else "never",
+        "tensor_parallel_degree": p.tensor,
+        "context_parallel_degree": p.context,
+    }
+
+
+def _recomputation(p: Parallelism) -> dict[str, Any]:
+    match p.recompute:
+        case "full" if p.recompute_every > 1:
+            return {"mode": "selective", "selective_ac_option": str(p.recompute_every)}
+        case "selective":
+            return {"mode": "selective", "selective_ac_option": "op"}
+        case mode:
+            return {"mode": mode}
+
+
+def _write_toml(command: str, sections: Sections) -> str:
+    words = " ".join(command.split())  # a comment is one line
+    lines = [f"# Written for torchtitan {VERSION} by `python run.py {words}`."]
+    for name, keys in sections.items():
+        lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: object) -> str:
+    """TOML writes strings, lists and booleans as JSON does, and floats as Python does."""
+    return repr(value) if type(value) is float else json.dumps(value, ensure_ascii=False)
+
+
+def _write_module(recipe: Recipe, features: Features) -> str:
+    from jinja2 import StrictUndefined, Template
+
+    first = features.initialization
+    layers = 2 * features.num_layers if first["residual"] == "scaled" else 1
+    template: Template = Template(
+        Path(__file__).with_name("torchtitan.py.j2").read_text("utf-8"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return template.render(
+        version=VERSION,
+        name=recipe.name,
+        m=features,
+        scaling=features.positions.scaling,
+        # Its width is multiple_of x ceil(int(multiplier x int(8 dim / 3)) / multiple_of).
+        multiplier=features.mlp.ffn_dim / (16 * features.dim / 3),
+        length=recipe.budget.sequence_length,
+        std=first["std"],
+        residual_std=first["std"] / layers**0.5,
+        cutoff=first.get("cutoff"),
+        kind={"Cosine": "cosine", "WarmupStableDecay": "wsd"}[class_of(recipe.schedule)],
+        rates=recipe.schedule,
+        step_tokens=recipe.budget.global_batch_tokens,
+    )

@@ -1,260 +1,225 @@
-"""What other trainers leave unsaid, and which keys of a recipe are read by whom.
+"""Refuse a recipe that torchtitan cannot train, naming every key at once.
 
-Every key of a recipe is said by an engine, checked (a value that it cannot say is refused),
-or no part of what is trained. A key that is none of these is refused, too: it is newer than
-the engine's page, and would be dropped in silence.
+Every key of a recipe is written, checked here, or has no effect on the trained model. A key
+that is none of these is newer than the two tables below; it is refused, not silently dropped.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from command.actions.emit import UnsaidKey
 from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Parallelism
 from components.config.user_overrides import leaves
-from components.convert.family import HFFamily, Need
 from components.convert.features import Features
+from components.convert.llama import Llama
+from components.errors import RecipeError
 
-Row = tuple[str, bool, str, str]
+VERSION = "0.2.2"
+# A key, whether torchtitan can train its value, why not, and a fix ("=x" sets the key to x).
+Check = tuple[str, bool, str, str]
 
 
-# What a run is called, where it runs, how it is watched; how its data were made; and how the
-# same numbers are held and sent, which each trainer does in its own way.
-OWN = frozenset({
-    *("name", "why", "home", "works", "published", "assumed", "scale", "cluster"),
-    *("evaluation", "guard", "watchdog", "profiler", "tracking", "tokenizer"),
-    *("checkpoint.keep", "checkpoint.keep_every_tokens", "checkpoint.keep_best"),
-    *("checkpoint.weights_every_tokens", "checkpoint.copy_to", "checkpoint.asynchronous"),
-    *("checkpoint.files", "checkpoint.retry_seconds", "checkpoint.local"),
-    *("data.sources", "data.preparation", "data.folder", "data.held_out_fraction"),
-    *("data.surplus", "data.tokenizer_sample_bytes", "data.verify", "data.write_megatron"),
-    *("model.attention.backends", "model.mlp.path", "model.attention.layer_scaling"),
-    *("parallelism.bucket_elements", "parallelism.overlap", "parallelism.rank_order"),
-    *("parallelism.expert_aware", "parallelism.expert_bound", "parallelism.expert_dispatch"),
-    *("parallelism.expert_overlap", "precision.weights"),
+def _join(table: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(prefix + key for prefix, keys in table.items() for key in keys.split())
+
+
+# Names, machines and monitoring; how data are prepared; how the same numbers are stored and
+# sent: torchtitan has its own ways, which do not change what is trained.
+OWN = _join({
+    "": "name why home works published assumed scale cluster evaluation guard watchdog",
+    "checkpoint.": "keep keep_every_tokens keep_best weights_every_tokens copy_to asynchronous "
+    "files retry_seconds local",
+    "data.": "sources preparation folder held_out_fraction surplus tokenizer_sample_bytes "
+    "verify write_megatron",
+    "model.": "attention.backends mlp.path attention.layer_scaling",
+    "parallelism.": "bucket_elements overlap rank_order expert_aware expert_bound "
+    "expert_dispatch expert_overlap",
+    "precision.": "weights",
+}) | {"profiler", "tracking", "tokenizer"}
+# Written, checked, named in a note, or part of a class that is refused.
+READ = _join({
+    "": "from phases",
+    "budget.": "total_tokens global_batch_tokens sequence_length seed ramp_up",
+    "checkpoint.": "every_tokens",
+    "data.": "document_mask goldfish loss_after_eod mixture packing phases shares skip "
+    "tokenizer_folder",
+    "model.": "_target_ dim dropout embedding_norm embedding_scale init_from logit_cap mtp "
+    "norm_placement num_layers padded_vocab_size parametrization tied_embeddings vocab_size "
+    "z_loss",
+    "model.attention.": "_target_ bias dropout head_dim num_heads num_kv_heads qk_norm "
+    "qk_norm_over scale_dim windows",
+    "model.initialization.": "_target_ cutoff embedding_std head_std padding_row residual std",
+    "model.mlp.": "_target_ activation auxiliary_loss auxiliary_scope bias ffn_dim gated "
+    "num_experts renormalize routing top_k z_loss",
+    "model.norm.": "_target_ bias center eps weight",
+    "model.positions.": "_target_ base num_positions scaling skip_every",
+    "optimizer.": "_target_ alpha alpha_warmup_tokens beta1 beta2 beta3 beta3_warmup_tokens "
+    "clip_after_tokens clip_norm decay decay_order embedding_lr_factor eps head_lr_factor lr "
+    "matrix_lr_factor momentum momentum_start momentum_warmup_tokens nesterov "
+    "newton_schulz_steps update_scale weight_decay",
+    "parallelism.": "compile context data data_shard engine expert expert_divisor "
+    "gc_every_steps microbatch_sequences offload_optimizer pipeline recompute recompute_every "
+    "schedule sequence_parallel stage_balance stages_per_rank tensor zero",
+    "precision.": "accumulate compute loss_scale master reduce",
+    "schedule.": "_target_ decay_shape decay_tokens end phases planned_tokens skipped_tokens "
+    "start total_tokens value warmup_from warmup_tokens",
 })
-# Keys that `unsaid_by_all` and `unsaid_parts` look at; ``_target_`` names a class by its part.
-CHECKED = frozenset({
-    *("optimizer._target_", "optimizer.decay_order", "optimizer.clip_after_tokens"),
-    *("schedule._target_", "schedule.phases", "schedule.planned_tokens"),
-    *("schedule.skipped_tokens", "schedule.decay_shape", "budget.ramp_up", "phases", "from"),
-    *("precision.compute", "precision.master", "precision.reduce", "precision.accumulate"),
-    *("precision.loss_scale", "data.goldfish", "data.loss_after_eod", "data.packing"),
-    *("data.skip", "model.init_from", "model.dropout", "model.attention.dropout"),
-    *("model.initialization.padding_row", "parallelism.engine"),
-    *("parallelism.offload_optimizer", "parallelism.zero", "parallelism.data_shard"),
-    *("model._target_", "model.attention._target_", "model.attention.head_dim"),
-    *("model.attention.bias", "model.attention.qk_norm", "model.attention.windows"),
-    *("model.embedding_norm", "model.initialization._target_", "model.logit_cap"),
-    *("model.mlp._target_", "model.mlp.activation", "model.mlp.bias", "model.mlp.gated"),
-    *("model.mlp.num_experts", "model.norm._target_", "model.norm.bias"),
-    *("model.norm.center", "model.norm.weight", "model.norm_placement"),
-    *("model.positions._target_", "model.positions.scaling", "model.mtp"),
-    *("model.embedding_scale", "model.attention.scale_dim", "model.z_loss"),
-    *("model.initialization.cutoff", "model.initialization.embedding_std"),
-    *("model.initialization.head_std", "model.parametrization"),
-})
-# What belongs to a part of another kind: whoever refuses the part refuses these.
-_PARTS = frozenset({
-    *("model.mlp.auxiliary_loss", "model.mlp.auxiliary_scope", "model.mlp.renormalize"),
-    *("model.mlp.routing", "model.mlp.top_k", "model.mlp.z_loss", "model.positions.skip_every"),
-    *("model.positions.num_positions", "model.attention.qk_norm_over", "optimizer.alpha"),
-    *("optimizer.alpha_warmup_tokens", "optimizer.beta3", "optimizer.beta3_warmup_tokens"),
-    *("schedule.value", "parallelism.expert", "parallelism.expert_divisor"),
-    *("optimizer.update_scale", "optimizer.embedding_lr_factor", "optimizer.head_lr_factor"),
-    *("optimizer.momentum", "optimizer.momentum_start", "optimizer.momentum_warmup_tokens"),
-    *("optimizer.nesterov", "optimizer.newton_schulz_steps", "optimizer.matrix_lr_factor"),
-})
-# What every engine says, or refuses by a check of its own, or names in a note.
-SAID = frozenset({
-    *("model.dim", "model.num_layers", "model.padded_vocab_size", "model.tied_embeddings"),
-    *("model.attention.num_heads", "model.attention.num_kv_heads", "model.mlp.ffn_dim"),
-    *("model.norm.eps", "model.positions.base", "model.initialization.std"),
-    *("model.initialization.residual", "optimizer.lr", "optimizer.beta1", "optimizer.beta2"),
-    *("optimizer.eps", "optimizer.weight_decay", "optimizer.decay", "optimizer.clip_norm"),
-    *("schedule.total_tokens", "schedule.warmup_tokens", "schedule.warmup_from"),
-    *("schedule.start", "schedule.end", "schedule.decay_tokens", "checkpoint.every_tokens"),
-    *("budget.total_tokens", "budget.global_batch_tokens", "budget.sequence_length"),
-    *("budget.seed", "data.document_mask", "data.tokenizer_folder", "parallelism.data"),
-    *("parallelism.tensor", "parallelism.pipeline", "parallelism.context"),
-    *("parallelism.sequence_parallel", "parallelism.microbatch_sequences"),
-    *("parallelism.recompute", "parallelism.recompute_every", "parallelism.schedule"),
-    *("parallelism.stages_per_rank", "parallelism.stage_balance", "parallelism.compile"),
-    *("parallelism.gc_every_steps", "data.shares", "data.phases", "data.mixture"),
-    "model.vocab_size",
-})
-
-
-def unread_keys(tree: Mapping[str, Any], said: frozenset[str]) -> Iterator[str]:
-    """List the recipe's keys that are neither said nor checked nor a trainer's own."""
-    known = OWN | CHECKED | _PARTS | SAID | said
-    for path, _ in leaves(tree):
-        steps = path.split(".")
-        above = {".".join(steps[: end + 1]) for end in range(len(steps))}
-        if not above & known and steps[-1] != "_partial_":
-            yield path
-
-
-def unsaid(rows: Iterable[Row], says: frozenset[str] = frozenset()) -> Iterator[UnsaidKey]:
-    """Take the rows that do not hold, but for keys that the engine itself says.
-
-    A row is a key, whether it is as the engine has it, what that is, and the way out: with an
-    equals sign in front a value of the key.
-    """
-    for key, holds, problem, way in rows:
-        if not holds and key not in says:
-            remedy = f"set {key}{way}" if way.startswith("=") else way
-            yield UnsaidKey(key, problem, remedy)
-
-
-def unsaid_by_all(
-    recipe: Recipe, said: frozenset[str], schedules: Iterable[str], dtypes: frozenset[str]
-) -> Iterator[UnsaidKey]:
-    """List what no engine says unless it is ``said``: training, targets, changes on the way."""
-    for path in unread_keys(recipe.model_dump(mode="json"), said):
-        yield UnsaidKey(path, "it is newer than what emit knows", "leave it out")
-    yield from _parts(recipe)
-    yield from unsaid(_training(recipe, frozenset(schedules), dtypes), said)
-    yield from unsaid(_targets(recipe), said)
-
-
-_ONE = "all maps begin with one deviation"
-# The class of each part whose keys are compared one by one.
-_KINDS = {
+# Classes whose keys are checked one by one.
+CLASSES = {
     "": {"Decoder"},
     "attention.": {"Attention", "LatentAttention"},
     "mlp.": {"MLP", "Experts"},
     "norm.": {"Norm"},
-    "attention.qk_norm.": {"Norm"},
     "initialization.": {"Normal"},
 }
+AS_IS = "a model with what torchtitan's Llama 3 lacks can only be trained here"
+ONE_STD = "all maps begin with one deviation"
 
 
-def _parts(recipe: Recipe) -> Iterator[UnsaidKey]:
-    found = dict(leaves({"model": recipe.model}))
-    for part, kinds in _KINDS.items():
-        key = f"model.{part}_target_"
-        kind = kind_of(found.get(key, min(kinds)))
-        if kind not in kinds:
-            yield UnsaidKey(key, f"{kind} is not known", "this part can only be trained here")
+def check_recipe(recipe: Recipe, features: Features) -> None:
+    """Raise a RecipeError that lists every key that torchtitan cannot train."""
+    checks = [
+        *_check_model(features),
+        *_check_initialization(recipe),
+        *(
+            (key, False, "it is newer than what emit knows", "leave it out")
+            for key in unknown_keys(recipe.model_dump(mode="json"))
+        ),
+        *_check_classes(recipe),
+        *_check_training(recipe),
+        *_check_targets(recipe),
+        *_check_layout(recipe.parallelism),
+    ]
+    failed = [(key, problem, fix) for key, holds, problem, fix in checks if not holds]
+    if not failed:
+        return
+    problem = f"torchtitan {VERSION} cannot say this recipe"
+    problem += "".join(f"\n  {key}: {reason}" for key, reason, _ in failed)
+    fixes = (f"set {key}{fix}" if fix.startswith("=") else fix for key, _, fix in failed)
+    raise RecipeError(failed[0][0], problem, "; ".join(dict.fromkeys(fixes)))
 
 
-def _training(recipe: Recipe, schedules: frozenset[str], dtypes: frozenset[str]) -> list[Row]:
+def unknown_keys(tree: Mapping[str, Any]) -> Iterator[str]:
+    """List the recipe's keys that neither table has."""
+    for path, _ in leaves(tree):
+        steps = path.split(".")
+        above = {".".join(steps[: end + 1]) for end in range(len(steps))}
+        if not above & (OWN | READ) and steps[-1] != "_partial_":
+            yield path
+
+
+def class_of(node: Mapping[str, Any]) -> str:
+    """Return the class that a node's ``_target_`` names."""
+    return str(node["_target_"]).rpartition(".")[2]
+
+
+def _check_model(m: Features) -> Iterator[Check]:
+    """Compare with torchtitan's Llama 3."""
+    for need in (*Llama.needs, *Llama.usual):
+        yield f"model.{need.key}", need.is_met(m), need.has.format(norm=m.norm), AS_IS
+    heads = m.attention.num_heads * m.attention.head_dim == m.dim
+    divided = "set model.attention.head_dim to model.dim / num_heads"
+    scaled = m.positions.scaling is None or m.positions.scaling.kind == "Llama3Scaling"
+    yield from (
+        ("model.attention.bias", not m.attention.bias, "its maps have none", AS_IS),
+        ("model.mlp.bias", not m.mlp.bias, "its maps have none", AS_IS),
+        ("model.mlp.activation", m.mlp.activation == "silu", "it has silu", AS_IS),
+        ("model.attention.head_dim", heads, "its heads divide the width", divided),
+        ("model.dropout", not m.dropout, "it has none", "=0.0"),
+        ("model.attention.dropout", not m.attention.dropout, "it has none", "=0.0"),
+        ("model.positions.scaling", scaled, "it slows rotations as Llama 3 does", AS_IS),
+        ("model.tied_embeddings", not m.tied_embeddings, "it ties nothing", "=false"),
+    )
+
+
+def _check_initialization(recipe: Recipe) -> Iterator[Check]:
+    first, prefix = recipe.model["initialization"], "model.initialization"
+    row = first.get("padding_row") is None
+    yield f"{prefix}.padding_row", row, "no row begins at 0", "=null"
+    for key in ("embedding_std", "head_std"):
+        yield f"{prefix}.{key}", first.get(key) in {None, first["std"]}, ONE_STD, "=null"
+    yield f"{prefix}.std", first["std"] != "fan_in", ONE_STD, "=0.02"
+    yield f"{prefix}.residual", first["residual"] != "zero", "none is 0", "=plain"
+
+
+def _check_classes(recipe: Recipe) -> Iterator[Check]:
+    for part, known in CLASSES.items():
+        name = class_of(recipe.model[part[:-1]] if part else recipe.model)
+        fix = "this part can only be trained here"
+        yield f"model.{part}_target_", name in known, f"{name} is not known", fix
+
+
+def _check_training(recipe: Recipe) -> Iterator[Check]:
     adam, rates, precision = recipe.optimizer, recipe.schedule, recipe.precision
-    kind, wave = kind_of(adam["_target_"]), kind_of(rates["_target_"])
-    decays_first = adam.get("decay_order") != "after"
-    clips = not adam.get("clip_after_tokens")
-    shape = rates.get("decay_shape", "linear") != "exponential"
+    name, schedule = class_of(adam), class_of(rates)
+    known = schedule in {"Cosine", "WarmupStableDecay"}
+    decayed = adam.get("decay", "all") == "all" or not adam["weight_decay"]
+    before, late = adam.get("decay_order") != "after", adam.get("clip_after_tokens")
+    shaped = rates.get("decay_shape", "linear") != "exponential"
+    constant = isinstance(recipe.budget.ramp_up, str)
+    dtype = precision.compute in {"bfloat16", "float32"}
+    other = f"it has bfloat16 and float32, not {precision.compute}"
     summed = precision.reduce == precision.accumulate == "float32"
     sums = "set precision.reduce=float32 precision.accumulate=float32"
     master = precision.master in {"auto", "float32"}
-    has = " and ".join(sorted(dtypes))
-    constant = isinstance(recipe.budget.ramp_up, str)
     fresh = recipe.model["init_from"] == "none"
-    first = recipe.model["initialization"]
-    whole = first.get("cutoff") is None
-    return [
-        ("optimizer", kind == "AdamW", f"it has AdamW, not {kind}", "=adamw"),
-        ("optimizer.decay_order", decays_first, "it decays before the update", "=before"),
-        ("optimizer.clip_after_tokens", clips, "it clips from the first step on", "=0"),
-        ("schedule", wave in schedules, f"{wave} is not written", "=cosine"),
-        ("schedule.decay_shape", shape, "it is not written", "=linear"),
+    by_hand = "=none, and name them there by hand"
+    yield from (
+        ("optimizer", name == "AdamW", f"it has AdamW, not {name}", "=adamw"),
+        ("optimizer.decay", decayed, "it decays norms, too", "=all"),
+        ("optimizer.decay_order", before, "it decays before the update", "=before"),
+        ("optimizer.clip_after_tokens", not late, "it clips from the first step on", "=0"),
+        ("schedule", known, f"{schedule} is not written", "=cosine"),
+        ("schedule.decay_shape", shaped, "it is not written", "=linear"),
         ("budget.ramp_up", constant, "its batch is constant", "=none"),
-        (
-            "precision.compute",
-            precision.compute in dtypes,
-            f"it has {has}, not {precision.compute}",
-            "=bfloat16",
-        ),
-        ("model.initialization.cutoff", whole, "it draws from a whole normal", "=null"),
-        *(
-            (
-                f"model.initialization.{key}",
-                first.get(key) in {None, first["std"]},
-                _ONE,
-                "=null",
-            )
-            for key in ("embedding_std", "head_std")
-        ),
-        ("model.initialization.std", first["std"] != "fan_in", _ONE, "=0.02"),
-        ("model.initialization.residual", first["residual"] != "zero", "none is 0", "=plain"),
+        ("precision.compute", dtype, other, "=bfloat16"),
         ("precision.reduce", summed, "it adds gradients in float32", sums),
         ("precision.master", master, "it updates weights in float32", "=auto"),
-        (
-            "model.init_from",
-            fresh,
-            "weights to begin with are not written",
-            "=none, and name them there by hand",
-        ),
-    ]
+        ("model.init_from", fresh, "weights to begin with are not written", by_hand),
+    )
 
 
-def _targets(recipe: Recipe) -> list[Row]:
-    """Say which tokens a step predicts, and how the run changes on its way."""
-    data, rates, degrees = recipe.data, recipe.schedule, recipe.parallelism
-    joined, on_device = data.packing == "concatenate", not degrees.offload_optimizer
-    return [
-        ("data.goldfish", data.goldfish == "none", "all targets count", "=none"),
+def _check_targets(recipe: Recipe) -> Iterator[Check]:
+    """Check which tokens a step predicts, and that the run never changes."""
+    data, rates, model = recipe.data, recipe.schedule, recipe.model
+    plain, joined = data.goldfish == "none", data.packing == "concatenate"
+    masked = "it finds documents by its own end of text"
+    alone = recipe.parent is None
+    other = "it begins with first weights, not with another run's"
+    export = "export the parent, and name its weights there by hand"
+    next_token, one_rate = model.get("mtp") is None, model.get("parametrization") is None
+    yield from (
+        ("data.document_mask", not data.document_mask, masked, "=false"),
+        ("data.goldfish", plain, "all targets count", "=none"),
         ("data.loss_after_eod", data.loss_after_eod, "all targets count", "=true"),
         ("data.packing", joined, "it cuts one long text", "=concatenate"),
         ("data.skip", not data.skip, "it leaves no sample out", "=[]"),
         ("schedule.planned_tokens", not rates.get("planned_tokens"), "not written", "=null"),
         ("schedule.skipped_tokens", not rates.get("skipped_tokens"), "not written", "=0"),
-        ("model.z_loss", not recipe.model.get("z_loss"), "it has cross-entropy alone", "=0.0"),
-        ("model.mtp", recipe.model.get("mtp") is None, "it predicts the next token", "=null"),
-        (
-            "model.parametrization",
-            recipe.model.get("parametrization") is None,
-            "all widths have one rate",
-            "=null",
-        ),
+        ("model.z_loss", not model.get("z_loss"), "it has cross-entropy alone", "=0.0"),
+        ("model.mtp", next_token, "it predicts the next token", "=null"),
+        ("model.parametrization", one_rate, "all widths have one rate", "=null"),
         ("phases", not recipe.phases, "a run is the same from its begin to its end", "={}"),
-        (
-            "from",
-            recipe.parent is None,
-            "it begins with first weights, not with another run's",
-            "export the parent, and name its weights there by hand",
-        ),
-        ("parallelism.engine", degrees.engine == "mesh", "it is an engine itself", "=mesh"),
-        ("parallelism.offload_optimizer", on_device, "it offloads weights, too", "=false"),
-    ]
+        ("from", alone, other, export),
+    )
 
 
-def unsaid_parts(m: Features, as_is: str) -> Iterator[UnsaidKey]:
-    """List what a decoder lacks whose maps have no bias, whose heads divide the width."""
-    heads = m.attention.num_heads * m.attention.head_dim == m.dim
-    divided = "set model.attention.head_dim to model.dim / num_heads"
-    return unsaid([
-        ("model.attention.bias", not m.attention.bias, "its maps have none", as_is),
-        ("model.mlp.bias", not m.mlp.bias, "its maps have none", as_is),
-        ("model.mlp.activation", m.mlp.activation == "silu", "it has silu", as_is),
-        ("model.attention.head_dim", heads, "its heads divide the width", divided),
-    ])
-
-
-def unsaid_noise(m: Features) -> Iterator[UnsaidKey]:
-    """List what is never said of first weights and of dropout."""
-    first, row = "model.initialization.padding_row", m.initialization.get("padding_row")
-    return unsaid([
-        (first, row is None, "no row begins at 0", "=null"),
-        ("model.dropout", not m.dropout, "it has none", "=0.0"),
-        ("model.attention.dropout", not m.attention.dropout, "it has none", "=0.0"),
-    ])
-
-
-def unmet(needs: Iterable[Need], m: Features, as_is: str) -> Iterator[UnsaidKey]:
-    """List the features that a decoder always has and the model does not."""
-    for need in (*needs, *HFFamily.usual):
-        if not need.is_met(m):
-            yield UnsaidKey(f"model.{need.key}", need.has.format(norm=m.norm), as_is)
-
-
-def kind_of(target: str) -> str:
-    """Return the class that a ``_target_`` names."""
-    return target.rpartition(".")[2]
-
-
-def tokenizer_path(recipe: Recipe) -> str:
-    """Return where the emitted files look for the tokenizer."""
-    folder = recipe.data.tokenizer_folder
-    return "tokenizer" if folder == "none" else str(Path(folder).resolve())
+def _check_layout(p: Parallelism) -> Iterator[Check]:
+    shards = p.zero != 1 or p.data == 1
+    alone = p.zero != 0 or p.data == 1 or p.tensor == p.context == 1
+    copies = "whole copies go with no other axis there"
+    split = p.tensor == 1 or p.sequence_parallel
+    whole = isinstance(p.recompute, str)
+    collects = p.gc_every_steps != "never"
+    offloads = p.offload_optimizer
+    yield from (
+        ("parallelism.engine", p.engine == "mesh", "it is an engine itself", "=mesh"),
+        ("parallelism.offload_optimizer", not offloads, "it offloads weights, too", "=false"),
+        ("parallelism.zero", shards, "FSDP shards gradients, too", "=2"),
+        ("parallelism.zero", alone, copies, "=2"),
+        ("parallelism.pipeline", p.pipeline == 1, "stages are not written", "=1"),
+        ("parallelism.expert", p.expert == 1, "its Llama has no experts", "=1"),
+        ("parallelism.sequence_parallel", split, "it always is", "=true"),
+        ("parallelism.recompute", whole, "parts are not named there", "=selective"),
+        ("parallelism.gc_every_steps", collects, "it collects itself", "=50"),
+    )
