@@ -27,6 +27,7 @@ from command.parent_run import beginning_of
 from command.tree.course import plant
 from command.tree.nodes import nodes_of, root_of
 from components.checkpoint.metadata import newest_checkpoint
+from components.command_line import command_line
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
@@ -70,7 +71,7 @@ def run(arguments: Arguments) -> ActionResult:
         f"submitted {chain}: {jobs} of {settings.nodes:,} nodes for {settings.walltime}\n"
         f"script: {path}/jobs/job.sh\n"
         f"run: {path}\n"
-        f"next: python run.py action=status run={path}"
+        f"next: {command_line('action=status', f'run={path}')}"
     )
     if recipe.children:
         names = ", ".join(f"{one.name} ({one.child.kind})" for one in nodes_of(path))
@@ -171,7 +172,7 @@ def submitted_before(recipe: Recipe, path: Path, *, again: bool) -> RecipeError 
     scheduler = scheduler_of(recipe.cluster)
     check_present(scheduler, None)
     status = status_of(path, scheduler)
-    ways = f"action=status run={path} tells more"
+    ways = f"{command_line('action=status', f'run={path}')} tells more"
     if status.state == "finished":
         return RecipeError("run", f"the run in {path} has finished", "name another run=FOLDER")
     if status.state == "unknown":
