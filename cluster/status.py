@@ -15,6 +15,7 @@ from cluster.chain_events import LostEvent
 from cluster.decisions import to_lift
 from cluster.records import Jobs, saved_tokens
 from cluster.scheduler import JobState, Scheduler, SchedulerError
+from components.command_line import command_line
 from components.config.schema.recipe import Recipe, read_recipe
 from components.run.folder import RunFolder, existing_run_folder
 from components.run.history import read_lines
@@ -93,7 +94,8 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
         chain = _with_fate(chain, queued, scheduler)
     local = recipe.cluster.scheduler == "none"
     if folder.ended == "finished":
-        state, why, then = "finished", "", f"nothing: action=report run={path} tells its story"
+        report = command_line("action=report", f"run={path}")
+        state, why, then = "finished", "", f"nothing: {report} tells its story"
     elif local:
         state, why, then = _local_state(folder)
     elif not submitted:
@@ -150,8 +152,9 @@ def _local_state(folder: RunFolder) -> tuple[str, str, str]:
         why = f"whether it runs: {LOCK} cannot be opened: {error.strerror}"
         return "unknown", why, "ask whose run it is"
     if writer is not None:
-        return "running", str(writer), f"it trains on; it saves and stops: touch {folder.stop}"
-    go_on = f"go on: python run.py resume={folder.path}"
+        stop = shlex.join(["touch", str(folder.stop)])
+        return "running", str(writer), f"it trains on; it saves and stops: {stop}"
+    go_on = f"go on: {command_line(f'resume={folder.path}')}"
     if folder.ended == "stopped":
         return "stopped", "", go_on
     begun = any(event["kind"] in {"start", "resume"} for event in read_lines(folder.journal))
@@ -232,7 +235,7 @@ def _blocked(
     if not chain.avoided:
         return ""
     until = min(chain.avoided.values())[:16].replace("T", " ")
-    names, way = ", ".join(chain.avoided), f"action=readmit run={path}"
+    names, way = ", ".join(chain.avoided), command_line("action=readmit", f"run={path}")
     needed = recipe.cluster.nodes + recipe.cluster.spare_nodes
     try:
         able = scheduler.able(job.job) if scheduler is not None else None
@@ -250,10 +253,10 @@ def _blocked(
 def _again(chain: ChainState, path: Path) -> str:
     """Return the command that continues a run whose chain has ended."""
     if not is_own(RunFolder(path).recipe):
-        return f"the command that submitted it, run={path} again=true"
+        return f"the command that submitted it, {shlex.quote(f'run={path}')} again=true"
     site = [word for word in chain.words if word.startswith("site.")]
     unknown = [] if chain.ids else ["again=true"]
-    return shlex.join(["python", "run.py", f"resume={path}", *site, *unknown])
+    return command_line(f"resume={path}", *site, *unknown)
 
 
 def told(event: Event | None) -> str:

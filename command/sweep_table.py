@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from components.command_line import command_line
 from components.data.files import write_atomically
 from components.errors import RecipeError
 from components.report import numbers
@@ -75,10 +76,10 @@ class SweepTable:
         columns = (*self._keys, "state", *(name.replace("_", " ") for name in FIGURES))
         grid = Grid(columns=columns, rows=rows, text_columns=len(self._keys) + 1)
         console(width=160).print(terminal_table(grid))
-        say(
-            f"table: {folder / TABLE}; all runs in one page: "
-            f"python run.py action=report run={folder}"
-        )
+        if (folder / TABLE).exists():
+            say(f"table: {folder / TABLE}")
+        if any(row["state"] not in {REFUSED, NOT_BEGUN} for row in self._rows.values()):
+            say(f"all runs in one page: {command_line('action=report', f'run={folder}')}")
 
 
 def _figures(folder: RunFolder) -> tuple[object, ...]:

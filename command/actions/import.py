@@ -11,7 +11,8 @@ from command.arguments import Arguments
 from command.compose import compose_defaults, compose_group
 from command.new_recipe import material, page
 from command.new_recipe.material import GivenText, GivenTokenizer
-from command.new_recipe.sizes import LONGEST, Sizes, size_budget
+from command.new_recipe.sizes import CONTINUED_LR, LONGEST, Sizes, size_budget
+from components.command_line import command_line
 from components.config.schema.types import thaw
 from components.errors import RecipeError
 from components.terminal import say, tell
@@ -59,11 +60,13 @@ def run(arguments: Arguments) -> None:
     page.write(request.file, _fill(request, arguments), check)
     for remark in imported.remarks:
         say(f"note: {remark}")
-    recipe = called(request.name, request.file)
-    say(
-        f"{imported.family.architecture}, {request.sizes.parameters:,} parameters; a miniature "
-        f"trains here: python run.py recipe={recipe}"
-    )
+    recipe = f"recipe={called(request.file)}"
+    if arguments.weights:
+        trains = f"it continues from them here: {command_line(recipe, 'scale=full')}"
+    else:
+        trains = f"a miniature trains here: {command_line(recipe)}"
+    parameters = f"{request.sizes.parameters:,} parameters"
+    say(f"{imported.family.architecture}, {parameters}; {trains}")
     tell(str(request.file))
 
 
@@ -110,6 +113,9 @@ def _read_tokenizer(arguments: Arguments, folder: Path) -> GivenTokenizer | None
     """Read that of the folder, unless another is named, or one is to be trained."""
     has_one = (folder / material.FILE).is_file()
     words = arguments.choices.get("tokenizer", str(folder) if has_one else material.TRAIN)
+    if arguments.weights and has_one and Path(words).expanduser().resolve() != folder.resolve():
+        problem = f"{words}, but the weights were trained with the tokenizer in {folder}"
+        raise RecipeError("tokenizer", problem, "leave tokenizer= out, or weights=true")
     return (
         None if words == material.TRAIN else material.read_tokenizer(Path(words).expanduser())
     )
@@ -128,10 +134,10 @@ def _fill(request: _Request, arguments: Arguments) -> str:
         arguments,
         name=request.name,
         why=f"{why}, as the config.json of {folder} has it.",
-        recipe=called(request.name, request.file),
+        recipe=called(request.file),
         model=model,
         sizes=sizes,
-        lr=page.round_rate(sizes.lr),
+        lr=page.round_rate(sizes.lr * (CONTINUED_LR if arguments.weights else 1)),
         schedule=page.cosine(sizes),
         context_tokens=imported.context_tokens,
         **page.said_of_data(

@@ -1,5 +1,6 @@
 """Freeze a recipe, or a run that was made, in one file that ``verify`` compares later."""
 
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -85,8 +86,9 @@ def write_lock(lock: Lock, arguments: Arguments, kind: Literal["lock", "recipe"]
     settled = lock.settled
     lines = [f"{settled['name']}, {settled['scale']['name']}: {settled['why']}"]
     if kind == "recipe":
-        lines.append(f"Run it: python run.py recipe=./{file.name}")
-    lines.append(f"What differs now: python run.py action=verify file={file.name}")
+        lines.append(f"Run it: python run.py {shlex.quote(f'recipe=./{file.name}')}")
+    verify = shlex.join(["action=verify", f"file={file.name}"])
+    lines.append(f"What differs now: python run.py {verify}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replace_atomically(file) as stream:

@@ -23,6 +23,7 @@ from command.new_recipe.page import (
 )
 from command.new_recipe.sizes import Sizes, choose_sizes, keep_lengths
 from command.recipe.own_places import NAME, lies_in_own_place
+from components.command_line import command_line
 from components.errors import RecipeError
 from components.terminal import say, tell
 
@@ -52,7 +53,7 @@ def run(arguments: Arguments) -> None:
     sizes = new.sizes
     say(
         f"{sizes.parameters:,} parameters on {sizes.total_tokens:,} tokens in {sizes.steps:,} "
-        f"steps; train it: python run.py recipe={called(new.name, new.file)}"
+        f"steps; train it: {command_line(f'recipe={called(new.file)}')}"
     )
     tell(str(new.file))
 
@@ -167,7 +168,7 @@ def fill(new: NewRecipe, arguments: Arguments) -> str:
         name=new.name,
         why=_why(new),
         because=_because(new, arguments.parameters),
-        recipe=called(new.name, new.file),
+        recipe=called(new.file),
         like=_entry(new),
         sizes=new.sizes,
         begins=new.below.get("from") is not None,
@@ -195,9 +196,10 @@ def _entry(new: NewRecipe) -> str | None:
     return place if place.startswith("../") else f"./{place}"
 
 
-def called(name: str, file: Path) -> str:
+def called(file: Path) -> str:
     """Return what ``recipe=`` takes."""
-    return name if file.parent == ROOT / "recipes" else material.as_written(file)
+    in_recipes = (Path.cwd() / file).parent == ROOT / "recipes"
+    return file.stem if in_recipes else material.as_written(file)
 
 
 def _why(new: NewRecipe) -> str:

@@ -1,5 +1,6 @@
 """Predict a large run from small ones: loss and rate beside its bill, or a better mixture."""
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -48,15 +49,17 @@ def _tell_mixture(arguments: Arguments, found: MixtureResult) -> None:
             notes=found.notes,
             epochs=found.epochs,
             words=found.as_yaml(),
-            again=_again(found.study.name, found.recipe),
+            again=_again(arguments),
         )
         page = write_mixture(said, found.proposal, arguments.file)
         (say if arguments.output == "json" else tell)(str(page))
 
 
-def _again(study: str, recipe: Recipe) -> str:
-    chosen = f"recipe={recipe.name} cluster={recipe.cluster.name}"
-    return f"python run.py action=predict study={study} {chosen}"
+def _again(arguments: Arguments) -> str:
+    """Give the command of a page: the user's, without places on this machine."""
+    places = ("file=", "output=", "run=")
+    words = (word for word in arguments.words if not word.startswith(places))
+    return shlex.join(["python", "run.py", *words])
 
 
 def _print_mixture(found: MixtureResult) -> None:
@@ -86,11 +89,12 @@ def _tell_ladder(arguments: Arguments, recipe: Recipe, found: LadderResult) -> N
     if arguments.file is not None:
         from components.report.prediction.page import write_prediction
 
-        page = write_prediction(_said(found), found.prediction, found.law, plan, arguments.file)
+        said = _said(found, _again(arguments))
+        page = write_prediction(said, found.prediction, found.law, plan, arguments.file)
         (say if arguments.output == "json" else tell)(str(page))
 
 
-def _said(found: LadderResult) -> "PredictedRecipe":
+def _said(found: LadderResult, again: str) -> "PredictedRecipe":
     from components.report.prediction.page import PredictedRecipe
 
     recipe, study = found.recipe, found.study
@@ -100,7 +104,7 @@ def _said(found: LadderResult) -> "PredictedRecipe":
         convention=study.published.convention,
         notes=found.notes,
         rows=tuple(predicted_rows(found)),
-        again=_again(study.name, recipe),
+        again=again,
     )
 
 

@@ -16,6 +16,7 @@ from command.tree.course import grow_here, plant
 from command.tree.nodes import is_left
 from command.tree.page import leave_tree_page
 from components.checkpoint.metadata import newest_checkpoint
+from components.command_line import command_line
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
@@ -104,14 +105,14 @@ def _grown(folder: RunFolder, ended: ActionResult) -> ActionResult:
     status = grow_here(folder.path.absolute())
     leave_tree_page(folder.path)
     if status is not Status.DONE:
-        say(f"what is left of the tree: python run.py resume={folder.path}")
+        say(f"what is left of the tree: {_resume_command(folder)}")
     return ActionResult(max(ended.status, status), folder.path)
 
 
 def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) -> ActionResult:
     for line in told_before(bundle, folder.path) if bundle else ():
         say(line)
-    say(f"run: {folder.path}  (if it is interrupted: python run.py resume={folder.path})")
+    say(f"run: {folder.path}  (if it is interrupted: {_resume_command(folder)})")
     try:
         with explained(folder.path):
             ended = launch(recipe, folder, lock)
@@ -145,11 +146,15 @@ def _results(folder: RunFolder) -> Results:
 def _interrupted(folder: RunFolder) -> str:
     """Give what is kept of a run that did not save before it was ended, and how to go on."""
     if folder.results.exists():
-        way = f"python run.py action=report run={folder.path}"
+        way = command_line("action=report", f"run={folder.path}")
         return f"interrupted after it had ended: all is saved; its report: {way}"
     saved = newest_checkpoint(folder.checkpoints)
     kept = f"kept is {saved}" if saved else "no checkpoint was whole yet"
-    return f"interrupted: {kept}; go on with: python run.py resume={folder.path}"
+    return f"interrupted: {kept}; go on with: {_resume_command(folder)}"
+
+
+def _resume_command(folder: RunFolder) -> str:
+    return command_line(f"resume={folder.path}")
 
 
 def _check_here(recipe: Recipe) -> None:
@@ -187,7 +192,7 @@ def _print_end(folder: RunFolder, results: Results, report: Path | None) -> None
     lines += ending_lines(results.held_out)
     lines.append(f"{results.tokens_per_second:,.0f} tokens/s")
     if results.status == "stopped":
-        lines.append(f"go on with: python run.py resume={folder.path}")
+        lines.append(f"go on with: {_resume_command(folder)}")
     _print_profile(folder.path)
     lines += [f"report: {report}"] if report else []
     tell("\n".join(lines))

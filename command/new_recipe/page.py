@@ -24,8 +24,8 @@ MOST_SAMPLE_BYTES = 100_000_000  # of each source, for a tokenizer: more changes
 Tree = Mapping[str, Any]
 
 
-def render(template: str, arguments: Arguments, **said: object) -> str:
-    """Fill a page of ``command/new_recipe``."""
+def render(template: str, arguments: Arguments, *, recipe: str, **said: object) -> str:
+    """Fill a page of ``command/new_recipe``; its commands take ``recipe``."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -39,7 +39,11 @@ def render(template: str, arguments: Arguments, **said: object) -> str:
     environment.filters |= {"yaml": in_line, "key": _as_key}
     asked = " ".join(f"python run.py {shlex.join(arguments.words)}".split())
     return environment.get_template(template).render(
-        family=FAMILY, asked=asked, action=arguments.action, **said
+        family=FAMILY,
+        asked=asked,
+        action=arguments.action,
+        recipe=shlex.quote(f"recipe={recipe}"),
+        **said,
     )
 
 

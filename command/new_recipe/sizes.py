@@ -6,6 +6,13 @@
   Llama's table 2, arXiv 2302.13971), in heads of 64, or of 128 from 2,048 channels on.
 - Batch and learning rate: the power laws of DeepSeek LLM (arXiv 2401.02954, section 3.1) over
   the compute, which were fitted from 1e17 FLOPs on; below, the rate stays what it is there.
+  A run that continues from given weights peaks at a tenth of it: at the rate with which their
+  own training ended (Parmar et al. 2024, arXiv 2407.07263).
+- First weights: a deviation of at least sqrt(2 / (5 width)), as GPT-NeoX-20B and BLOOM have it
+  (Nguyen and Salazar 2019, arXiv 1910.05895). With less the loss of a narrow model jumps at
+  this rate: an early update is then as large as what it updates.
+- Warm-up: a twentieth of the steps, but at least the 2 / (1 - beta2) that Adam's second moment
+  needs (Ma and Yarats 2021, arXiv 1910.04209) if they are not over a quarter of the run.
 """
 
 import math
@@ -30,7 +37,9 @@ SHORTEST, LONGEST = 128, 2_048
 STEPS, FEWEST_SEQUENCES = 200, 4
 LEAST_FITTED_FLOPS = 1e17
 MICROBATCH_TOKENS = 4_096  # the logits of a large vocabulary take most of the memory
-WARMUP_FRACTION, MOST_WARMUP_STEPS = 0.05, 2_000
+WARMUP_FRACTION, LEAST_WARMUP_STEPS, MOST_WARMUP_STEPS = 0.05, 40, 2_000  # beta2 is 0.95
+MOST_WARMUP_FRACTION = 0.25
+CONTINUED_LR = 0.1
 HELD_OUT_WINDOWS, LEAST_HELD_OUT, MOST_HELD_OUT = 32, 0.005, 0.1
 
 
@@ -112,7 +121,8 @@ def _size_run(
     sequences = max(power_of_two(min(rule, about / STEPS) / length), FEWEST_SEQUENCES)
     batch = sequences * length
     steps = max(1, about // batch)
-    warmup_steps = min(max(1, int(WARMUP_FRACTION * steps)), MOST_WARMUP_STEPS)
+    least_warmup = min(LEAST_WARMUP_STEPS, int(MOST_WARMUP_FRACTION * steps))
+    warmup_steps = min(max(1, least_warmup, int(WARMUP_FRACTION * steps)), MOST_WARMUP_STEPS)
     return Sizes(
         model=shape,
         parameters=counted.total_parameters,
@@ -179,7 +189,17 @@ def _shaped(model: Mapping[str, Any], width: int, layers: int, pieces: int) -> T
             "head_dim": head_dim,
         },
         "mlp": {"ffn_dim": max(1, math.ceil(ffn_width / MULTIPLE)) * MULTIPLE},
-    }
+    } | _first_weights(model, width)
+
+
+def _first_weights(model: Mapping[str, Any], width: int) -> Tree:
+    """Give the keys of the first weights: drawn, with at least the deviation for the width."""
+    drawn = {} if model.get("init_from", "none") == "none" else {"init_from": "none"}
+    std = model["initialization"]["std"]
+    least = float(f"{math.sqrt(0.4 / width):.2g}")
+    if isinstance(std, str) or std >= least or model.get("parametrization") is not None:
+        return drawn
+    return drawn | {"initialization": {"std": least}}
 
 
 def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:

@@ -15,6 +15,7 @@ from typing import Any
 from command.arguments import Arguments
 from command.recipe.own_places import adoption
 from components.checkpoint.metadata import kept_tokens
+from components.command_line import command_line
 from components.config.schema.recipe import Recipe, read_recipe
 from components.config.schema.types import names_place
 from components.config.targets import takes_place
@@ -197,7 +198,7 @@ def no_checkpoint(folder: RunFolder, tokens: int | None) -> RecipeError:
     """Describe that a run has none, or none of so many tokens."""
     there = kept_tokens(folder.checkpoints)
     if tokens is None or not there:
-        remedy = f"let it train to its first: python run.py resume={folder.path}"
+        remedy = f"let it train to its first: {command_line(f'resume={folder.path}')}"
         return RecipeError("run", f"{folder.path} has no complete checkpoint", remedy)
     problem = f"{folder.path} has no complete checkpoint of {tokens:_} tokens"
     return RecipeError("at_tokens", problem, f"it has {', '.join(f'{one:_}' for one in there)}")

@@ -33,6 +33,7 @@ class StudyRequest:
     """A study as it is asked for: ``words`` of every point, ``changed`` from the file's."""
 
     study: SearchStudy | ListedStudy
+    given: str  # what study= says
     words: tuple[str, ...]
     changed: tuple[str, ...]
     action: str
@@ -89,7 +90,7 @@ def ask(words: Sequence[str]) -> StudyRequest:
             remedy = f"leave {key} out, or change it in a file of your own"
             raise RecipeError(key, f"the study {study.name} varies it", remedy)
     check_recipe_words(varied(study), file.name)
-    asked = _asked(study, arguments, tuple(w for w in words if not w.startswith(MINE)))
+    asked = _asked(study, name, arguments, tuple(w for w in words if not w.startswith(MINE)))
     check_words(asked.action, [*keys_of(arguments.words), OF_STUDY])
     return asked
 
@@ -109,7 +110,10 @@ def ask_runs(arguments: Arguments) -> StudyRequest:
 
 
 def _asked(
-    study: SearchStudy | ListedStudy, arguments: Arguments, changed: tuple[str, ...]
+    study: SearchStudy | ListedStudy,
+    given: str,
+    arguments: Arguments,
+    changed: tuple[str, ...],
 ) -> StudyRequest:
     own = [word for word in changed if not word.startswith(OVER)]
     if "cluster" not in arguments.choices:
@@ -123,7 +127,9 @@ def _asked(
     tried = study.model_dump(mode="json", exclude=NO_RUN_HAS)
     folder = folder_of_runs(arguments, named_after(study.name, json.dumps([tried, own])))
     page = arguments.file or Path(f"{study.name}.html")
-    return StudyRequest(study, tuple(own), changed, action, arguments.output, folder, page)
+    return StudyRequest(
+        study, given, tuple(own), changed, action, arguments.output, folder, page
+    )
 
 
 def _put(tree: object, key: str, value: object) -> None:

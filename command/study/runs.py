@@ -20,6 +20,7 @@ from command.compose import compose_recipe
 from command.outcome import Status
 from command.study.request import StudyRequest
 from command.study.schema import ListedStudy, Point, QueueLimits, SearchStudy
+from components.command_line import command_line
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
@@ -234,7 +235,8 @@ def all_results(asked: StudyRequest, study: ListedStudy) -> list[Mapping[str, An
     done = [one.found for one in ended if one is not None and one.figure is not None]
     if len(done) < len(study.points):
         problem = f"{len(done)} of {len(study.points)} runs of {study.name} have a loss in"
-        remedy = f"train them: python run.py -m study={study.name}; or name their run=FOLDER"
+        train = command_line("-m", f"study={asked.given}")
+        remedy = f"train them: {train}; or name their run=FOLDER"
         raise RecipeError("study", f"{problem} {asked.folder}", remedy)
     return done
 

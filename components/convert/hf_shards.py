@@ -4,10 +4,11 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any, cast
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save_file as save_privately
 from torch import Tensor
 
 from components.data.files import check_regular
@@ -20,6 +21,14 @@ FETCH = "fetch the folder again"
 INDEX = "model.safetensors.index.json"
 
 
+def save_file(tensors: dict[str, Tensor], file: Path, notes: dict[str, str]) -> None:
+    """Write safetensors with the mode of any new file: the library leaves it to its owner."""
+    file.touch()
+    mode = file.stat().st_mode
+    save_privately(tensors, file, metadata=notes)
+    file.chmod(S_IMODE(mode))
+
+
 def write_shards(
     folder: Path, tensors: Iterable[tuple[str, Tensor]], *, max_bytes: int = MAX_SHARD_BYTES
 ) -> int:
@@ -29,7 +38,7 @@ def write_shards(
     pending_bytes = total_bytes = 0
 
     def write() -> None:
-        save_file(pending, folder / f"shard-{len(shards)}", metadata={"format": "pt"})
+        save_file(pending, folder / f"shard-{len(shards)}", {"format": "pt"})
         shards.append(list(pending))
 
     for name, tensor in tensors:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from components.build import build
@@ -33,6 +32,7 @@ from components.checkpoint.metadata import (
 )
 from components.checkpoint.saving import WEIGHTS, master_of
 from components.config.schema.children import Average
+from components.convert.hf_shards import save_file
 from components.convert.reading import read_alone
 from components.distributed.weight_shards import rows_of
 from components.errors import RecipeError
@@ -207,7 +207,7 @@ def _write(file: Path, tensors: dict[str, Tensor]) -> FileSection:
     """Write whole tensors as `components.checkpoint.layout` has them, down to the disk."""
     offsets = {name: {"saved_offsets": [0] * one.dim()} for name, one in tensors.items()}
     notes = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
-    save_file(tensors, file, metadata=notes)
+    save_file(tensors, file, notes)
     with file.open("rb") as stream:
         os.fsync(stream.fileno())
         return FileSection(file.stat().st_size, file_digest(stream, "sha256").hexdigest())

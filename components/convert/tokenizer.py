@@ -58,7 +58,9 @@ def write_tokenizer(
         "add_eos_token": False,
     }
     if (model := target / SENTENCEPIECE_FILE).is_file():
-        pieces = open_pieces(model, FETCH)  # text that spells a control piece is plain text to it
+        pieces = open_pieces(
+            model, FETCH
+        )  # text that spells a control piece is plain text to it
         config["split_special_tokens"] = pieces.is_control(
             pieces.piece_to_id(str(roles["eos"]))
         )

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from components.command_line import command_line
 from components.errors import RecipeError
 from components.report.outcome import load_run
 from components.run.history import RunHistory
@@ -57,7 +58,7 @@ def tell(folder: Path) -> RunExport:
     recipe, events = run.recipe, run.journal.events
     rows = tuple(sorted(_rows(run.journal), key=lambda row: row.time))
     if not rows or not events:
-        remedy = f"let it take a step: python run.py resume={folder}"
+        remedy = f"let it take a step: {command_line(f'resume={folder}')}"
         raise RecipeError("run", f"{folder} has measured nothing yet", remedy)
     began, fingerprint = events[0].time, str(run.derived.get("fingerprint"))
     status = run.results["status"] if run.results else "unfinished"

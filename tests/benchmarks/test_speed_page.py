@@ -24,7 +24,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 # Their rows are stamped with a recipe's fingerprint, or rehearse and compare no speed.
 NO_SPEED = {"chaos", "dryruns", "local_copies", "masters", "miniatures", "parity"}
-NO_SPEED |= {"law_coverage", "muon", "mup", "studies", "tables", "versions"}
+NO_SPEED |= {"law_coverage", "muon", "mup", "new_recipes", "studies", "tables", "versions"}
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from cluster.records import Jobs, now
 from cluster.slurm import Slurm
 from cluster.status import status_of
 from command.main import main
+from components.command_line import RUN
 from components.run.folder import RunFolder
 from tests.cluster.conftest import Submit
 from tests.cluster.programs import Programs, queued
@@ -50,7 +51,7 @@ def test_what_is_handed_over_is_noted_and_told(
         "submitted 77: a chain of at most 3 jobs of 2 nodes for 00:30:00",
         f"script: {run}/jobs/job.sh",
         f"run: {run}",
-        f"next: python run.py action=status run={run}",
+        f"next: python {RUN} action=status run={run}",
     ]
     assert "a try of minutes on two nodes: the same command with cluster.smoke=true" in said.err
     script = run / "jobs" / "job.sh"

@@ -18,6 +18,7 @@ from command.arguments import read_point
 from command.main import main
 from command.recipe.path_checks import named_runs
 from components.checkpoint.metadata import RunProgress
+from components.command_line import command_line
 from components.errors import RecipeError
 from components.run.event_log import EventLog
 from components.run.folder import RunFolder
@@ -63,7 +64,7 @@ def test_a_run_of_this_machine_is_what_its_lock_and_its_files_say(run_on: Run) -
         assert (found.chain, found.jobs) == (None, ())
         return found.state, found.why
 
-    go_on = f"go on: python run.py resume={folder.path}"
+    go_on = f"go on: {command_line(f'resume={folder.path}')}"
     assert said() == ("killed", "it ended before its first step")
     assert status_of(folder.path, None).next == go_on
     log = EventLog(file=folder.journal, writes=True, retry_seconds=0)
@@ -242,16 +243,17 @@ def test_a_run_that_blocks_itself_is_told_with_the_way_out(
     jobs = run_on("juwels", "scale=mini", "cluster.nodes=2")
     submitted(jobs, "77")
     found = avoiding(jobs, programs, "n1 idle", "n2 drain", "n3 alloc", "n4 down*")
-    way = f"action=readmit run={jobs.folder.path}"
+    words = ["action=readmit", f"run={jobs.folder.path}"]
+    way = command_line(*words)
     assert found.next == (
         "it cannot begin: 1 nodes are up that it does not avoid, of 2; it avoids n1; "
         f"to let it use them: {way}; job 77_2 goes on from 0 tokens when it begins"
     )
-    assert main([way.split()[0], way.split()[1]]) == 0
+    assert main(words) == 0
     assert capfd.readouterr().out == f"{jobs.folder.path}: its jobs may use n1 again\n"
     assert programs.calls()[-1] == "scontrol update JobId=77_2 ExcNodeList="
     assert jobs.chain().avoided == {}
-    assert main([way.split()[0], way.split()[1]]) == 0
+    assert main(words) == 0
     assert capfd.readouterr().out == f"{jobs.folder.path} avoids no nodes\n"
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 import pytest
 import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from command.arguments import read_point
 from command.compose import compose_recipe
@@ -19,6 +21,7 @@ from components.config.schema.recipe import Recipe
 from tests.command.test_new import save_tokenizer, write_texts
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "data" / "hugging_face"
+PRINTED = r"python \S*run\.py (.*)"
 FILES = sorted(file.stem for file in PUBLISHED.glob("*.json"))
 Config = dict[str, Any]
 
@@ -156,6 +159,59 @@ def test_weights_are_begun_with_where_they_are_asked_for_and_there(
     (home / "hf" / "model.safetensors").touch()
     imported("weights=true")
     assert composed("scale=full").model["init_from"] == "hf"
+
+
+def test_continuing_from_weights_peaks_at_a_tenth_of_the_rate_from_scratch(home: Path) -> None:
+    put(home, published("olmo2_1b"))
+    imported()
+    scratch = composed("scale=full").optimizer["lr"]
+    (home / "recipes" / "mine.yaml").unlink()
+    (home / "hf" / "model.safetensors").touch()
+    imported("weights=true")
+    assert composed("scale=full").optimizer["lr"] == pytest.approx(scratch / 10, rel=0.05)
+
+
+def printed_commands(text: str) -> list[list[str]]:
+    """Return the words of each command of ``run.py`` in a message or a page."""
+    lines = [re.sub(r"   .*$", "", line.strip("# \n")) for line in text.splitlines()]
+    return [shlex.split(found[1]) for line in lines if (found := re.search(PRINTED, line))]
+
+
+@pytest.mark.parametrize("weights", ["false", "true"])
+def test_every_printed_command_composes_and_none_shrinks_given_weights(
+    weights: str, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    put(home, published("olmo2_1b"))
+    (home / "hf" / "model.safetensors").touch()
+    imported(f"weights={weights}", "file=my own.yaml")
+    page = (home / "my own.yaml").read_text("utf-8").replace("`", "#")
+    commands = printed_commands(capfd.readouterr().err) + printed_commands(page)
+    commands = [words for words in commands if "action=import" not in words]
+    assert len(commands) == (3 if weights == "true" else 4)
+    for words in commands:
+        recipe = compose_recipe(read_point(words))
+        is_whole = recipe.scale.name == "full" or "action=show" in words
+        assert is_whole or weights == "false"
+
+
+@pytest.mark.long
+def test_the_command_that_continues_from_weights_trains(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = save_tokenizer(home / "hf")
+    saved = PreTrainedTokenizerFast(tokenizer_object=engine, eos_token="<|endoftext|>")
+    saved.save_pretrained(home / "hf")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64}
+    pieces = engine.get_vocab_size()
+    config = AutoConfig.for_model("llama", vocab_size=pieces, **sizes, **heads)
+    AutoModelForCausalLM.from_config(config).save_pretrained(home / "hf")
+    write_texts(home / "texts")
+    words = ["weights=true", "file=mine.yaml", "data=texts/*.txt"]
+    assert "trained with the tokenizer in hf" in refused(capfd, *words, "tokenizer=train")
+    imported(*words)
+    (command,) = printed_commands(capfd.readouterr().err)
+    assert main([*command, "run=run", "budget.total_tokens=1024"]) == 0
 
 
 def test_learned_positions_bound_the_sequence(home: Path) -> None:

@@ -13,6 +13,7 @@ from command.arguments import read_point
 from command.compose import compose_group, compose_recipe
 from command.main import main
 from command.new_recipe.sizes import choose_shape, choose_sizes
+from components.command_line import command_line
 from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
 
@@ -73,7 +74,7 @@ def test_it_writes_one_file_that_trains_on_the_text_at_its_own_size(
     assert {*home.rglob("*")} - before == {file.parent, file}
     out, err = capfd.readouterr()
     assert out == f"{file}\n"
-    assert "train it: python run.py recipe=mine" in err
+    assert f"train it: {command_line('recipe=mine')}" in err
     recipe = composed()
     assert (recipe.name, recipe.home) == ("mine", "local")
     assert recipe.data.sources["text"].files == ("texts/*.txt",)
@@ -296,6 +297,7 @@ def test_the_family_has_the_shapes_that_the_rules_choose(parameters: str) -> Non
     model = compose_group("model", f"llama_{parameters}")
     number = float(parameters[:-1]) * (1e9 if parameters.endswith("b") else 1e6)
     shape = choose_shape(base, round(number), 32_000)
+    shape.pop("initialization", None)  # theirs is that of the published small models
     for key, value in shape.items():
         found = {k: model[key][k] for k in value} if isinstance(value, dict) else model[key]
         assert found == value, key
@@ -315,6 +317,37 @@ def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wan
         assert sizes.batch_tokens % sizes.sequence_length == 0
         assert sizes.total_tokens % sizes.batch_tokens == 0
         assert 0 < sizes.warmup_tokens < sizes.total_tokens
+
+
+@pytest.mark.parametrize(("parameters", "std"), [(500_000, 0.056), (1_000_000, 0.046)])
+def test_first_weights_of_a_narrow_model_are_as_large_as_its_width_wants(
+    parameters: int, std: float
+) -> None:
+    shape = choose_shape(compose_group("model", FAMILY), parameters, 512)
+    assert shape["initialization"]["std"] == std == round((2 / (5 * shape["dim"])) ** 0.5, 3)
+
+
+def test_first_weights_of_a_wide_model_stay_as_its_family_has_them() -> None:
+    base = compose_group("model", FAMILY)
+    assert "initialization" not in choose_shape(base, 10**9, 32_768)
+    base["initialization"]["std"] = "fan_in"
+    assert "initialization" not in choose_shape(base, 10**6, 512)
+
+
+@pytest.mark.parametrize(
+    ("text_tokens", "steps"), [(30_000, 40), (650_000, 40), (50_000_000, 303)]
+)
+def test_a_warm_up_has_forty_steps_at_least(text_tokens: int, steps: int) -> None:
+    model = compose_group("model", FAMILY)
+    sizes = choose_sizes(model, text_tokens=text_tokens, pieces=512, parameters=None)
+    assert sizes.warmup_tokens == steps * sizes.batch_tokens
+
+
+def test_the_warm_up_of_a_short_run_is_a_quarter_of_it() -> None:
+    model = compose_group("model", FAMILY)
+    sizes = choose_sizes(model, text_tokens=10_000, pieces=512, parameters=None)
+    assert sizes.steps < 160
+    assert sizes.warmup_tokens == sizes.steps // 4 * sizes.batch_tokens
 
 
 def test_a_recipe_of_ones_own_may_be_what_a_new_one_is_like(home: Path) -> None:
@@ -343,6 +376,8 @@ def test_like_keeps_the_architecture_and_changes_size_text_and_tokenizer(
     assert f"# {total:_} parameters" in (home / "recipes" / "mine.yaml").read_text("utf-8")
     kept = ("_target_", "tied_embeddings", "norm", "initialization", "embedding_norm")
     ours, model = thaw(recipe.model), thaw(theirs.model)
+    stds = [tree["initialization"].pop("std") for tree in (ours, model)]
+    assert stds[0] == stds[1] or stds[0] > stds[1]
     assert {key: ours[key] for key in kept} == {key: model[key] for key in kept}
     assert ours["positions"]["_target_"] == model["positions"]["_target_"]
     assert recipe.optimizer["_target_"] == theirs.optimizer["_target_"]

@@ -1,6 +1,7 @@
 """``lock``, ``verify``, ``diff`` and ``pack`` as a user meets them, without a run."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -211,6 +212,20 @@ def test_a_bundle_composes_what_was_packed_at_every_scale() -> None:
     juwels = ["cluster=juwels", "scale=full", "optimizer.lr=2e-4"]
     at_home = compose_recipe(read_point(["recipe=teuken7b", words[0], *juwels]))
     assert compose_recipe(read_point(["recipe=./x.recipe.yaml", *juwels])) == at_home
+
+
+@pytest.mark.parametrize("kind", ["lock", "pack"])
+def test_the_commands_in_a_file_of_an_unusual_name_are_quoted(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"it's mine.{'lock' if kind == 'lock' else 'recipe'}.yaml"
+    assert main([f"action={kind}", "recipe=teuken7b", f"file={name}"]) == 0
+    lines = (tmp_path / name).read_text("utf-8").splitlines()
+    commands = [line.partition("python run.py ")[2] for line in lines]
+    words = [shlex.split(command) for command in commands if command]
+    run = [] if kind == "lock" else [[f"recipe=./{name}"]]
+    assert words == [*run, ["action=verify", f"file={name}"]]
 
 
 def test_a_bundle_of_full_size_is_of_full_size_wherever_it_is_given(

@@ -1,12 +1,15 @@
 """What values a sweep stands for, and which words are no list of values."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from command.arguments import ROOT
 from command.main import main
 from command.sweep import split_sweep
+from command.sweep_table import SweepTable
+from components.command_line import command_line
 from components.errors import RecipeError
 
 RECIPE = ("-m", "recipe=teuken7b")
@@ -115,3 +118,35 @@ def test_the_product_of_all_keys_is_bounded_before_it_is_made() -> None:
 def test_sides_that_are_no_words_are_told(text: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["action=diff", f"a={text}", "b=teuken7b"]) == 2
     assert capfd.readouterr().err.startswith("a: ")
+
+
+def test_a_sweep_without_a_run_names_no_table_and_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", "recipe=teuken7b", "optimizer.lr=-1,-2"]) == 2
+    said = capfd.readouterr()
+    assert said.out.count("refused") == 2
+    assert "table:" not in said.err
+    assert "action=report" not in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "page"), [("refused", False), ("not begun", False), ("finished", True)]
+)
+def test_a_sweep_names_the_files_that_are_there(
+    state: str, page: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my sweep"
+    table = SweepTable([["a=1"], ["a=2"]], ["a=1", "a=2"])
+    table.write(folder)
+    if state != "refused":
+        (folder / "a=1").mkdir()
+        if state == "finished":
+            (folder / "a=1" / "recipe.json").write_text("{}")
+        table.take("a=1", folder / "a=1")
+    table.show(folder)
+    said = capfd.readouterr().err
+    assert f"table: {folder / 'sweep.csv'}" in said
+    assert (command_line("action=report", f"run={folder}") in said) == page

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.life.conftest import TINY, act, command, entries, environment
+from tests.life.conftest import ROOT, TINY, act, command, entries, environment
 
 CUT = ("budget.total_tokens", "checkpoint.", "evaluation.")
 WORDS = (
@@ -105,7 +105,7 @@ def test_a_second_interrupt_ends_a_run_at_once_and_says_what_is_kept(
         assert running.process.poll() is None
         running.process.send_signal(signal.SIGINT)
         assert running.ended(10) == 130
-    line = f"interrupted: kept is {kept}; go on with: python run.py resume={run}"
+    line = f"interrupted: kept is {kept}; go on with: python {ROOT / 'run.py'} resume={run}"
     assert line in running.said.splitlines()
     assert ranks_of(run) == []
 
@@ -137,9 +137,8 @@ def test_an_interrupt_before_the_first_step_has_a_word_and_leaves_a_run_that_goe
     assert status in {3, 130}
     assert ranks_of(run) == []
     if status == 130:
-        way = (
-            f"interrupted: no checkpoint was whole yet; go on with: python run.py resume={run}"
-        )
+        resume = f"python {ROOT / 'run.py'} resume={run}"
+        way = f"interrupted: no checkpoint was whole yet; go on with: {resume}"
         before_it_began = "stopped; nothing half-written was kept"
         assert {way, before_it_began} & set(running.said.splitlines())
     if run.exists():

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from components.build import build
 from components.config.schema.recipe import read_recipe
-from tests.life.conftest import TINY, Program, act, command, entries, environment, records
+from tests.life.conftest import ROOT, TINY, Program, act, command, entries, environment, records
 
 # Two ranks add the same fp32 numbers in another order; losses are near 6.
 TWO_RANKS_TOLERANCE = 2e-5
@@ -157,7 +157,7 @@ def test_an_interrupt_saves_says_how_to_resume_and_exits_with_three(
     signal_group(process)
     out, err = process.communicate(timeout=600)
     assert process.returncode == 3, err[-4000:]
-    assert f"python run.py resume={run}" in out
+    assert f"python {ROOT / 'run.py'} resume={run}" in out
     assert "Traceback" not in err
     last = entries(run, "step")[-1]
     assert entries(run, "checkpoint")[-1]["step"] == last["step"]

@@ -28,6 +28,7 @@ from command.parent_run import beginning_of
 from command.tree.course import plant
 from command.tree.nodes import nodes_of, root_of
 from components.checkpoint.metadata import newest_checkpoint
+from components.command_line import command_line
 from components.config.resolve import check_continues
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe, read_recipe
@@ -74,7 +75,7 @@ def run(arguments: Arguments) -> ActionResult:
         f"submitted {chain}: {jobs} of {settings.nodes:,} nodes for {settings.walltime}\n"
         f"script: {path}/jobs/job.sh\n"
         f"run: {path}\n"
-        f"next: python run.py action=status run={path}"
+        f"next: {command_line('action=status', f'run={path}')}"
     )
     if recipe.children:
         names = ", ".join(f"{one.name} ({one.child.kind})" for one in nodes_of(path))
@@ -220,7 +221,7 @@ def _check_ended(
     missing: if the queue has no job of the run, ``again=true`` submits it.
     """
     status = status_of(path, scheduler)
-    ways = f"action=status run={path} tells more"
+    ways = f"{command_line('action=status', f'run={path}')} tells more"
     if status.state == "finished":
         problem = f"the run in {path} has finished"
         raise SubmittedError("run", problem, "name another run=FOLDER")

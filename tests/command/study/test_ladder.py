@@ -1,6 +1,7 @@
 """Ladders: points by rule, and what a planted law of their runs predicts of a large one."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from command.main import main
 from command.study.request import StudyRequest, ask
 from command.study.schema import LadderStudy
 from command.study.study_file import check_study
+from components.command_line import command_line
 from components.errors import RecipeError
 from components.scaling.law import Law
 
@@ -204,6 +206,16 @@ def test_a_planted_law_predicts_the_large_run(
     assert main(["action=plan", "output=json", *PREDICT[2:]]) == 0
     assert found["plan"] == json.loads(capfd.readouterr().out)["bill"]
     assert "<h1>teuken7b on juwels, predicted by ladder</h1>" in page.read_text("utf-8")
+    assert f"python run.py {' '.join(PREDICT)}<" in page.read_text("utf-8")
+
+
+def test_a_study_of_ones_own_is_told_to_be_run_by_its_path(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "my ladder.yaml"
+    shutil.copy(ROOT / "studies" / "ladder.yaml", own)
+    assert main(["action=predict", f"study={own}", *PREDICT[2:], f"run={tmp_path}"]) == 2
+    assert command_line("-m", f"study={own}") in capfd.readouterr().err
 
 
 def test_the_terminal_has_law_runs_rate_and_bill(

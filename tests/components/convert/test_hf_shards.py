@@ -1,7 +1,9 @@
 """Shards hold every tensor once, within their bound, under the names that the hub uses."""
 
 import json
+import os
 from pathlib import Path
+from stat import S_IMODE
 
 import pytest
 import torch
@@ -35,6 +37,17 @@ def test_one_shard_needs_no_index_and_says_who_can_read_it(tmp_path: Path) -> No
     assert [file.name for file in tmp_path.iterdir()] == [SINGLE]
     with safe_open(tmp_path / SINGLE, framework="pt") as opened:
         assert opened.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_shards_have_the_mode_that_the_umask_gives_any_file(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        write_shards(tmp_path, tensors(), max_bytes=80)
+    finally:
+        os.umask(before)
+    modes = {file.name: S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert set(modes.values()) == {0o666 & ~umask}, modes
 
 
 @pytest.mark.parametrize("max_bytes", [40, 1_000])
