@@ -10,6 +10,7 @@ import gzip
 import io
 import itertools
 import json
+import os
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -285,7 +286,7 @@ def expand_pattern(pattern: str, where: str) -> list[Path]:
         RecipeError: there is none, or what has the name is a pipe or a device.
     """
     path = Path(pattern)
-    hits = [path] if path.exists() or path.is_symlink() else []
+    hits = [path] if os.path.lexists(path) else []
     if not hits and PATTERN_SIGNS & set(str(path)):
         anchor = Path(path.anchor)
         hits = sorted(anchor.glob(str(path.relative_to(anchor))))

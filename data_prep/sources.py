@@ -300,5 +300,8 @@ def open_files(patterns: tuple[str, ...], where: str, column: str) -> Iterator[L
             known = ", ".join((*PLAIN, *TABLES))
             problem = f"{path} is none of {known}; {', '.join(COMPRESSIONS)} may follow"
             raise RecipeError(where, problem, "convert it, or correct its name")
+        if "\\udc" in ascii(str(path)):  # how Python holds bytes that are not UTF-8
+            remedy = "rename it: manifests hold names in UTF-8"
+            raise RecipeError(where, f"the name {str(path)!a} is not UTF-8", remedy)
         make = {".parquet": ParquetFile, ".arrow": ArrowFile}.get(kind, LocalFile)
         yield make(path=path, name=str(path), where=where, column=column)
