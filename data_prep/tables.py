@@ -115,7 +115,8 @@ def _is_text(kind: Any) -> bool:
     from pyarrow import types  # see above
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    tests = (types.is_string, types.is_large_string, types.is_string_view)
+    return any(test(kind) for test in tests)
 
 
 def find_saved(folder: Path, where: str) -> list[Path] | None:

@@ -24,7 +24,7 @@ from command.new_recipe.page import (
 from command.new_recipe.sizes import Sizes, choose_sizes, keep_lengths
 from command.recipe.own_places import NAME, lies_in_own_place
 from components.errors import RecipeError
-from components.terminal import say, tell
+from components.terminal import hide_folders, say, tell
 from data_prep.read import describe_skipped
 
 Tree = Mapping[str, Any]
@@ -216,7 +216,9 @@ def called(name: str, file: Path) -> str:
 
 
 def _why(new: NewRecipe) -> str:
-    text = ", ".join(new.text.patterns) if new.text else "Python's standard library"
+    text = (
+        hide_folders(", ".join(new.text.patterns)) if new.text else "Python's standard library"
+    )
     made = f"like {new.like}" if new.like else "of Llama's parts"
     return f"A language model {made}, of {rounded(new.sizes.parameters)}, on {text}."
 

@@ -119,9 +119,9 @@ def choose_column(files: Sequence[LocalFile], pattern: str, wanted: str | None) 
     shared = (
         [name for name in listed[0] if all(name in names for names in listed)] if listed else []
     )
-    for name in (wanted, TEXT):
-        if name in shared:
-            return name
+    for preferred in (wanted, TEXT):
+        if preferred in shared:
+            return preferred
     if len(shared) == 1 or not listed:
         return shared[0] if shared else TEXT
     names = ", ".join(dict.fromkeys(chain.from_iterable(listed)))

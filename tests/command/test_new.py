@@ -331,6 +331,7 @@ def test_text_elsewhere_is_named_by_its_whole_path(
     new(f"data={folder}/*.txt")
     tree = yaml.safe_load((home / "recipes" / "mine.yaml").read_text("utf-8"))
     assert tree["data"]["sources"]["text"]["files"] == [f"{folder}/*.txt"]
+    assert tree["why"].endswith(", on *.txt.")  # a card is published, and quotes it
 
 
 def test_a_recipe_that_would_not_be_trusted_with_its_text_is_not_written(
