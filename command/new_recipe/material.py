@@ -124,8 +124,8 @@ def choose_column(files: Sequence[LocalFile], pattern: str, wanted: str | None) 
             return preferred
     if len(shared) == 1 or not listed:
         return shared[0] if shared else TEXT
-    names = ", ".join(dict.fromkeys(chain.from_iterable(listed)))
-    problem = f"{pattern} has text in {names}"
+    fields = ", ".join(dict.fromkeys(chain.from_iterable(listed)))
+    problem = f"{pattern} has text in {fields}"
     remedy = "name the field to train on, in all of its files: column=NAME"
     raise RecipeError("column", problem, remedy)
 
