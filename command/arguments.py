@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND_KEYS = ("action", *READERS)
 WRITERS = ("new", "import")  # of recipes: to them words of groups are the user's files
+OWN_FILES = ("data", "tokenizer")
 AUTO = "auto"  # no file of conf/parallelism: the layout is searched for
 
 
@@ -46,6 +47,11 @@ class Arguments(Options):
     def all_values(self) -> dict[str, Any]:
         """What keys are set to: by the file, and over that by the user."""
         return {**self.file_values, **self.values}
+
+
+def writes_recipe(words: Sequence[str]) -> bool:
+    """Tell whether the words ask for a recipe: then those of ``OWN_FILES`` are taken as is."""
+    return any(f"action={writer}" in words for writer in WRITERS)
 
 
 def groups() -> dict[str, list[str]]:
@@ -110,7 +116,7 @@ def read_point(words: Sequence[str]) -> Arguments:
     choices: dict[str, str] = {}
     values: dict[str, Any] = {}
     site: dict[str, Any] = {}
-    writes = any(f"action={writer}" in words for writer in WRITERS)
+    writes = writes_recipe(words)
     for word in words:
         key, text = _check_form(word), word.partition("=")[2]
         kept = given if key in COMMAND_KEYS else choices if key in known else values

@@ -143,6 +143,7 @@ class Options:
 
     recipe: Annotated[Text, "what is trained: a name, or a file"] = None
     like: Annotated[Text, "a recipe whose architecture and schedule a new one takes"] = None
+    column: Annotated[Text, "the field of the records of data= that holds the text"] = None
     folder: Annotated[File, "a folder with a config.json of Hugging Face"] = None
     weights: Annotated[Flag, "begin with the weights of folder="] = False
     parameters: Annotated[Parameters, "about so many, of a new recipe: 125M"] = None

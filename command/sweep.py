@@ -9,7 +9,14 @@ from math import prod
 from pathlib import Path
 
 from cluster.user import PLAIN, read_user
-from command.arguments import ROOT, Arguments, groups, parse_word
+from command.arguments import (
+    OWN_FILES,
+    ROOT,
+    Arguments,
+    groups,
+    parse_word,
+    writes_recipe,
+)
 from command.compose import compose_group
 from command.options import RAW_KEYS
 from command.words import SWEEP
@@ -34,7 +41,12 @@ def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
         RecipeError: a word is no ``key=value``, or its values cannot be listed or are too many.
     """
     sweeping = SWEEP in words
-    options = [_values_of(word, sweeping) for word in words if word != SWEEP]
+    raw_keys = OWN_FILES if not sweeping and writes_recipe(words) else ()
+    options = [
+        [word] if word.partition("=")[0] in raw_keys else _values_of(word, sweeping)
+        for word in words
+        if word != SWEEP
+    ]
     if prod(map(len, options)) > MOST_POINTS:
         longest = max(options, key=len)[0].partition("=")[0]
         problem = f"a sweep has {MOST_POINTS:,} points at most"

@@ -56,10 +56,17 @@ _SENT = "a run that is sent takes its recipe from its folder"
 _RECIPE = "recipe within_days"  # where one is composed
 # Of what writes a recipe: ``data`` is files and ``tokenizer`` a folder, no options of conf/.
 _OWN = "name data tokenizer"
+_SAID_ITSELF = "recipe says the rest itself"
 # Of the ways to ask an action, the first whose ``given`` is there is meant; the last has none.
 WAYS = (
-    Way("new", "like parameters file", "", _OWN, "a new recipe says the rest itself"),
-    Way("import", "folder weights file", "", _OWN, "an imported recipe says the rest itself"),
+    Way("new", "column like parameters file", "", _OWN, f"a new {_SAID_ITSELF}"),
+    Way(
+        "import",
+        "column folder weights file",
+        "",
+        _OWN,
+        f"an imported {_SAID_ITSELF}",
+    ),
     Way("show", f"{_RECIPE} cite output", "cite"),
     Way("show", f"{_RECIPE} full output"),
     Way("plan", f"{_RECIPE} at_most output study", OF_STUDY),

@@ -6,6 +6,7 @@ Text is cleaned here, where it is printed, and nowhere else; nothing else writes
 import io
 import logging
 import os
+import re
 import sys
 import unicodedata
 import warnings
@@ -31,6 +32,8 @@ _FIRST_JOINING = "\u0590"  # Latin, Greek and Cyrillic come before it and join n
 _C0_PICTURES, _DELETE, _DELETE_PICTURE = 0x2400, "\x7f", "\u2421"
 _REPLACEMENT = "\ufffd"
 
+_FOLDERS = re.compile(r"""(?<![\w./~])(?:~\w*)?/(?!/)(?:[^/\s|`"',;]+/)*(?=[^/\s])""")
+
 _format_warning = warnings.formatwarning
 
 
@@ -45,6 +48,11 @@ def printable(text: str) -> str:
         return text
     pairs = zip("\n" + text, text, strict=False)
     return "".join(_shown(before, character) for before, character in pairs)
+
+
+def hide_folders(text: str) -> str:
+    """Keep the last part alone of each absolute path, in text that is published."""
+    return _FOLDERS.sub("", text)
 
 
 def _shown(before: str, character: str) -> str:

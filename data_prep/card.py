@@ -19,6 +19,7 @@ from components.config.schema.data import Source
 from components.data.manifest import Manifest, StageRecord
 from components.data.token_file import OpenFiles, ShardedTokens, TokenFileRecord
 from components.data.tokenizer import Tokenizer
+from components.terminal import hide_folders
 from data_prep.fertility import MEASURED_CHARACTERS, MEASURED_DOCUMENTS, count_tokens
 from data_prep.read import UNKNOWN, Document
 from data_prep.sources import OpenSource, find_inputs, licence_of
@@ -125,7 +126,13 @@ def _inputs(manifest: Manifest, name: str, stages: Path) -> list[Tree]:
     """Name what was read first: what went into the passes, or else into the token files.
 
     Bytes are those of the files, compressed or not. The folder of a pass may be deleted since.
+    A card is published: it tells no folder of this machine.
     """
+    inputs = _all_inputs(manifest, name, stages)
+    return [{**one, "name": hide_folders(one["name"])} for one in inputs]
+
+
+def _all_inputs(manifest: Manifest, name: str, stages: Path) -> list[Tree]:
     first = manifest.stages.get(RAW)
     folder = stages / f"{RAW}-{first.key[:12]}" if first else stages
     if first is None or name not in first.sources or not (folder / PLAN).exists():

@@ -27,6 +27,7 @@ from components.data.files import (
 from components.data.manifest import Manifest, SourceRecord, StageRecord, TokenizerRecord
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
+from data_prep.read import describe_skipped
 from data_prep.sources import OpenSource, choose_split, measure_groups, open_source
 from data_prep.stages.folder import Say, full_disk_told, make_folder
 from data_prep.tokenise import (
@@ -156,6 +157,9 @@ def _build(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> No
         name: source.groups or measure_groups(source.documents())
         for name, source in task.sources.items()
     }
+    for name, source in task.sources.items():
+        if empty := [] if source.groups else source.empty_inputs():
+            say(f"{name}: {describe_skipped(empty)}")
     fraction, tokenizer = task.held_out_fraction, task.tokenizer
     splits = {name: choose_split(one, fraction) for name, one in groups.items()}
     text = TokeniseTask(

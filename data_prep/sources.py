@@ -13,14 +13,23 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from pathlib import Path
 
 from components.config.schema.data import Source
 from components.data.files import FileRecord, HashFile, TextHash, hash_file
 from components.errors import RecipeError
-from data_prep.read import KINDS, Document, Input, LocalFile, expand_pattern, kind_of
-from data_prep.tables import HubInput, ParquetFile
+from data_prep.read import (
+    COMPRESSIONS,
+    PLAIN,
+    TABLES,
+    Document,
+    Input,
+    LocalFile,
+    expand_pattern,
+    kind_of,
+    read_documents,
+)
+from data_prep.tables import ArrowFile, HubInput, ParquetFile, find_saved
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 HASH_RANGE = 1 << 64
@@ -221,9 +230,13 @@ class OpenSource:
         """Give what decides the text: contents, formats and column; not where the files lie."""
         return [(record.sha256, kind_of(record.name), self.column) for record in self.records]
 
+    def empty_inputs(self) -> list[str]:
+        """Name the inputs without text, which are skipped."""
+        return [one.name for one in self.inputs if one.is_empty()]
+
     def documents(self) -> Iterator[Document]:
         """Read everything, from the beginning each time."""
-        return chain.from_iterable(one.documents() for one in self.inputs)
+        return read_documents(self.inputs)
 
 
 def open_source(name: str, source: Source, hashed: HashFile = hash_file) -> OpenSource:
@@ -254,6 +267,10 @@ def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
     inputs += open_files(source.files, f"{where}.files", source.column)
     if source.dataset is not None:
         dataset = source.dataset
+        if find_saved(Path(dataset.path), f"{where}.dataset"):
+            problem = f"{dataset.path} was written by save_to_disk"
+            remedy = f"name it under {where}.files=[{dataset.path}] instead"
+            raise RecipeError(f"{where}.dataset", problem, remedy)
         inputs.append(HubInput(dataset.path, f"{where}.dataset", source.column, dataset))
     if not inputs:
         problem = "has no text: neither files nor a dataset nor an embedded corpus"
@@ -265,17 +282,26 @@ def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
 def open_files(patterns: tuple[str, ...], where: str, column: str) -> Iterator[LocalFile]:
     """Expand file patterns relative to the current folder; each file is given once, sorted.
 
+    A folder that ``save_to_disk`` wrote stands for its files.
+
     Raises:
-        RecipeError: a pattern without a file, a folder, or a suffix that is not read.
+        RecipeError: a pattern without a file, another folder, or a suffix that is not read.
     """
-    found = {path: None for pattern in patterns for path in expand_pattern(pattern, where)}
-    for path in found:
-        if path.is_dir():
+    found: dict[Path, None] = {}
+    for path in (path for pattern in patterns for path in expand_pattern(pattern, where)):
+        saved = find_saved(path, where) if path.is_dir() else [path]
+        if saved is None:
             remedy = f"give a pattern, as {path}/*.jsonl"
             raise RecipeError(where, f"{path} is a folder", remedy)
+        found |= dict.fromkeys(saved)
+    for path in found:
         kind = kind_of(path.name)
         if kind is None:
-            problem = f"{path} is none of {', '.join(KINDS)}"
+            known = ", ".join((*PLAIN, *TABLES))
+            problem = f"{path} is none of {known}; {', '.join(COMPRESSIONS)} may follow"
             raise RecipeError(where, problem, "convert it, or correct its name")
-        make = ParquetFile if kind == ".parquet" else LocalFile
+        if "\\udc" in ascii(str(path)):  # how Python holds bytes that are not UTF-8
+            remedy = "rename it: manifests hold names in UTF-8"
+            raise RecipeError(where, f"the name {str(path)!a} is not UTF-8", remedy)
+        make = {".parquet": ParquetFile, ".arrow": ArrowFile}.get(kind, LocalFile)
         yield make(path=path, name=str(path), where=where, column=column)

@@ -1,9 +1,10 @@
-"""Texts in a column of a table: Parquet files, and what the library ``datasets`` opens.
+"""Texts in a column of a table: Parquet and Arrow files, and what ``datasets`` opens.
 
 That is a name on the hub, or a folder of data files; never with code out of the dataset: the
 library itself refuses a folder that needs it. What a dataset says of itself (README, schemas)
 may name files elsewhere and addresses: of a folder only regular files inside are read, of the
-hub only files there, and only the column of texts is decoded.
+hub only files there, and only the column of texts is decoded. A folder that
+``Dataset.save_to_disk`` wrote is read as Arrow files.
 """
 
 import hashlib
@@ -12,18 +13,24 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os import SEEK_END
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import yaml
 
 from components.config.schema.data import HubDataset
 from components.data.files import FileRecord, HashFile, hash_file
 from components.errors import RecipeError
+from components.json_file import read_mapping
 from components.run.ownership import check_inside
 from data_prep.read import Document, Input, LocalFile
 
 ROWS = 256
+SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"  # written by save_to_disk
+TRAIN = "train"
+MAGIC, STREAM_IN_FILE = b"ARROW1", 8
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 CARDS = ("README.md", ".huggingface.yaml")  # in which a folder describes itself
 MOST_CARD_BYTES = 1 << 20
@@ -49,37 +56,107 @@ class ParquetFile(LocalFile):
             else:
                 yield Document(text)
 
-    def _texts(self) -> Iterator[str | None]:
-        import pyarrow.parquet  # slow to import: only who reads one pays
+    def text_columns(self) -> list[str]:
+        with self._opened() as (kinds, _):
+            return [name for name, kind in kinds.items() if _is_text(kind)]
 
-        done, open_file = 0, pyarrow.parquet.ParquetFile
+    def _texts(self) -> Iterator[str | None]:
+        with self._opened() as (kinds, batches):
+            where = f"{self.where.removesuffix('.files')}.column"
+            _check_column(self.column, [*kinds], self.name, where)
+            if not _is_text(kind := kinds[self.column]):
+                problem = f"{self.name} holds no strings in {self.column!r}, but {kind}"
+                raise RecipeError(where, problem, "name another column")
+            for batch in batches:
+                yield from (value.as_py() for value in batch.column(0))
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[dict[str, Any], Iterator[Any]]]:
+        """Give the types of all columns and the batches of ours; explain what fails on them."""
+        import pyarrow  # slow to import: only who reads a table pays
+
+        done = 0
+
+        def counted(batches: Iterator[Any]) -> Iterator[Any]:
+            nonlocal done
+            for batch in batches:
+                yield batch
+                done += len(batch)
+
         try:
-            # A dictionary stays one: its values may be large, and each row may repeat one.
-            options: Any = {
-                "read_dictionary": [self.column],
-                "page_checksum_verification": True,
-            }
-            with open_file(self.path, page_checksum_verification=True) as file:
-                self._check_strings(file.schema_arrow)
-            with open_file(self.path, **options) as file:
-                for batch in file.iter_batches(batch_size=ROWS, columns=[self.column]):
-                    yield from (value.as_py() for value in batch.column(0))
-                    done += len(batch)
+            with self.path.open("rb") as file:
+                schema, batches = self._open(file)
+                yield {field.name: field.type for field in schema}, counted(batches)
         except RecipeError:
             raise
-        except (OSError, ValueError) as error:  # bytes that are no UTF-8 are a ValueError
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
             problem = f"is damaged behind row {done:,}: {error}"
             raise self._error(problem, "copy it anew") from error
 
-    def _check_strings(self, schema: Any) -> None:
+    def _open(self, file: BinaryIO) -> tuple[Any, Iterator[Any]]:
+        import pyarrow.parquet  # see above
+
+        # A dictionary stays a dictionary: its values may be large, and each row may repeat one.
+        options: Any = {
+            "read_dictionary": [self.column],
+            "page_checksum_verification": True,
+        }
+        table = pyarrow.parquet.ParquetFile(file, **options)
+        return table.schema_arrow, table.iter_batches(batch_size=ROWS, columns=[self.column])
+
+
+@dataclass(frozen=True)
+class ArrowFile(ParquetFile):
+    """The same of a stream of Apache Arrow, as ``save_to_disk`` writes it, or of a file."""
+
+    def _open(self, file: BinaryIO) -> tuple[Any, Iterator[Any]]:
         import pyarrow  # see above
 
-        where = f"{self.where.removesuffix('.files')}.column"
-        _check_column(self.column, schema.names, self.name, where)
-        kind = schema.field(self.column).type
-        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-            problem = f"{self.name} holds no strings in {self.column!r}, but {kind}"
-            raise RecipeError(where, problem, "name another column")
+        in_file = file.read(len(MAGIC)) == MAGIC
+        file.seek(-len(END_OF_STREAM), SEEK_END)
+        if not file.read().endswith(MAGIC if in_file else END_OF_STREAM):
+            raise ValueError("its end is missing")  # pyarrow would take less for all
+        file.seek(STREAM_IN_FILE if in_file else 0)
+        stream = pyarrow.ipc.open_stream(file)
+
+        def checked() -> Iterator[Any]:
+            for batch in stream:
+                column = batch.select([self.column])
+                column.validate(full=True)  # pyarrow trusts the offsets in the file
+                yield column
+
+        return stream.schema, checked()
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types  # see above
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    tests = (types.is_string, types.is_large_string, types.is_string_view)
+    return any(test(kind) for test in tests)
+
+
+def find_saved(folder: Path, where: str) -> list[Path] | None:
+    """List the Arrow files of what ``save_to_disk`` wrote; of several splits, of ``train``.
+
+    Raises:
+        RecipeError: there is no such split, or a file that the folder lists is not in it.
+    """
+    if (folder / SAVED_SPLITS).is_file():
+        splits = sorted(path.parent.name for path in folder.glob(f"*/{SAVED}"))
+        if TRAIN not in splits:
+            problem = f"{folder} has no split {TRAIN!r}, but {', '.join(splits) or 'none'}"
+            raise RecipeError(where, problem, "name the folder of a split")
+        folder /= TRAIN
+    if not (folder / SAVED).is_file():
+        return None
+    listed = read_mapping(folder / SAVED, remedy="save the dataset again").get("_data_files")
+    names = [file.get("filename") for file in listed or [] if isinstance(file, dict)]
+    shards = {path.name: path for path in folder.glob("*.arrow") if not path.is_symlink()}
+    if missing := [name for name in names if name not in shards]:
+        problem = f"{folder} holds no file {missing[0]!r}, which its {SAVED} lists"
+        raise RecipeError(where, problem, "save the dataset again")
+    return [shards[str(name)] for name in names]
 
 
 @dataclass(frozen=True)

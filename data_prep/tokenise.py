@@ -89,7 +89,9 @@ def find_tokenizer(folder: str) -> tuple[FileRecord, ...]:
     found = [path for name in FILE_NAMES if (path := Path(folder) / name).is_file()]
     if not found:
         remedy = "name the folder of a tokenizer, or set it to none to train one"
-        raise RecipeError(PATH, f"{folder} holds none of {', '.join(FILE_NAMES)}", remedy)
+        problem = f"{folder} holds none of {', '.join(FILE_NAMES)}"
+        problem = problem if Path(folder).exists() else f"there is no folder {folder}"
+        raise RecipeError(PATH, problem, remedy)
     return tuple(replace(record_file(path), name=str(path)) for path in found)
 
 

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from command.actions.new import called, check_trusted, find_place, read_text, rounded
+from command.actions.new import (
+    called,
+    check_trusted,
+    find_place,
+    read_text,
+    rounded,
+    tokenizer_settings,
+)
 from command.arguments import Arguments
 from command.compose import compose_defaults, compose_group
 from command.new_recipe import material, page
@@ -91,8 +98,7 @@ def _read_request(arguments: Arguments) -> _Request:
     )
     num_bytes = text.num_bytes if text else page.LIBRARY_BYTES
     trained = min(material.trained_pieces(num_bytes, sizes.parameters), imported.vocab_size)
-    pieces = tokenizer.pieces if tokenizer else trained
-    per_token = material.bytes_per_token(text, tokenizer, pieces)
+    pieces, per_token = material.measure_tokens(text, tokenizer, trained, tokenizer_settings())
     if text is not None:
         longest, tokens = sizes.sequence_length, int(num_bytes / per_token)
         sizes = size_budget(_resolved(model), text_tokens=tokens, longest=longest)

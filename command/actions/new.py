@@ -25,7 +25,8 @@ from command.new_recipe.sizes import Sizes, choose_sizes, keep_lengths
 from command.recipe.own_places import NAME, lies_in_own_place
 from components.command_line import command_line
 from components.errors import RecipeError
-from components.terminal import say, tell
+from components.terminal import hide_folders, say, tell
+from data_prep.read import describe_skipped
 
 Tree = Mapping[str, Any]
 
@@ -72,9 +73,12 @@ def read_request(arguments: Arguments) -> NewRecipe:
     below = _below(arguments)
     num_bytes = text.num_bytes if text else LIBRARY_BYTES
     parameters = arguments.parameters
-    trained = material.trained_pieces(num_bytes, parameters)
-    pieces = tokenizer.pieces if tokenizer else trained
-    bytes_per_token = material.bytes_per_token(text, tokenizer, pieces)
+    pieces, bytes_per_token = material.measure_tokens(
+        text,
+        tokenizer,
+        material.trained_pieces(num_bytes, parameters),
+        tokenizer_settings(),
+    )
     sizes = choose_sizes(
         below["model"],
         text_tokens=int(num_bytes / bytes_per_token),
@@ -101,7 +105,18 @@ def read_text(arguments: Arguments) -> GivenText | None:
         RecipeError: they are no text to train on.
     """
     words = arguments.choices.get("data")
-    return None if words is None else material.find_text(words)
+    if words is None and arguments.column is not None:
+        raise RecipeError("column", "no text is named that has it", "name it: data=FILES")
+    text = None if words is None else material.find_text(words, arguments.column)
+    if text and text.empty:
+        say(describe_skipped(text.empty))
+    return text
+
+
+def tokenizer_settings() -> Tree:
+    """Return the settings of the tokenizer that a new recipe trains."""
+    settings = compose_group("tokenizer", FAMILY["tokenizer"])
+    return {key: value for key, value in settings.items() if key != "_target_"}
 
 
 def find_place(arguments: Arguments) -> tuple[str, Path]:
@@ -139,7 +154,7 @@ def check_trusted(
     Raises:
         RecipeError: it does; with what is named.
     """
-    named = [*text.sources.values()] if text else []
+    named = text.patterns if text else []
     named += [material.as_written(tokenizer.folder)] if tokenizer else []
     named += [material.as_written(weights)] if weights else []
     outside = [place for place in named if Path(place).is_absolute()]
@@ -203,7 +218,9 @@ def called(file: Path) -> str:
 
 
 def _why(new: NewRecipe) -> str:
-    text = ", ".join(new.text.sources.values()) if new.text else "Python's standard library"
+    text = (
+        hide_folders(", ".join(new.text.patterns)) if new.text else "Python's standard library"
+    )
     made = f"like {new.like}" if new.like else "of Llama's parts"
     return f"A language model {made}, of {rounded(new.sizes.parameters)}, on {text}."
 

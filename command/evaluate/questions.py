@@ -21,6 +21,7 @@ from components.evaluate.harness import check_installed
 from components.json_file import without_nan
 from components.report.pages import leave_report
 from components.terminal import say
+from data_prep.read import read_documents
 from data_prep.sources import open_files
 
 Tree = dict[str, Any]
@@ -105,7 +106,7 @@ def _judge_own(trained: RunCheckpoint, recipe: Recipe, file: Path) -> Tree:
     tokenizer = build(recipe.tokenizer, "tokenizer")
     tokenizer.load(data)
     with tempfile.TemporaryDirectory() as aside:
-        texts = (document.text for one in files for document in one.documents())
+        texts = (document.text for document in read_documents(files))
         record = encode(Path(aside) / "text.bin", texts, tokenizer)
         judge = text_loss.open_judge(recipe, trained.chosen, data, manifest)
         answer = text_loss.judge_text(judge, recipe, Path(aside), manifest, record)

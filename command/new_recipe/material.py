@@ -1,26 +1,32 @@
 """What the user gives for a new recipe: files of text, and a tokenizer or none."""
 
+import glob
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import chain, islice
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from components.errors import RecipeError
-from data_prep.read import COMPRESSIONS, LocalFile
-from data_prep.sources import open_files
+from components.terminal import printable
+from data_prep.read import COMPRESSIONS, TABLES, Document, LocalFile
+from data_prep.sources import choose_split, measure_groups, open_files
 
 TRAIN = "train"  # tokenizer=train
-TEXT = "text"  # the source, where there is one
+TEXT = "text"  # the source, where there is one, and the field of a record that is preferred
 LEAST_BYTES = 20_000
-EXPANDED = 4  # times: English text compressed by gzip or Zstandard, roughly
+COUNTED_BYTES = 1 << 27  # of a source; what is beyond is inferred from the sizes of the files
+SAMPLE_BYTES = 1 << 22  # of a source, for a tokenizer
 FEWEST_PIECES, MOST_PIECES = 512, 32_768
+FEWER_PIECES = (384, 320, 288)  # for a text of few different words
+MOST_HELD_OUT = 0.1
 BYTES_OF_A_PIECE, PARAMETERS_OF_A_PIECE = 400, 1_000
-SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 2_000
 NUM_BYTES = 256
+LIST_ITEM = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([^,]+))\s*(?:,|$)""")
 # Pieces that a recipe lists to say where the end of a document stands; Llama 3 has 256 special.
 MOST_NAMED = 256
 FILE, CONFIG, SENTENCEPIECE = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
@@ -30,12 +36,41 @@ TRAINING = "or let a tokenizer be trained: tokenizer=train"
 
 
 @dataclass(frozen=True)
-class GivenText:
-    """Patterns by source, the files that they name, and about how many bytes of text."""
+class GivenSource:
+    """The keys of a source in a recipe, how much text it has, and how its files begin."""
 
-    sources: Mapping[str, str]
+    keys: Mapping[str, Any]
     files: tuple[LocalFile, ...]
+    empty: tuple[str, ...]
     num_bytes: int
+    sample: tuple[Document, ...]
+
+
+@dataclass(frozen=True)
+class GivenText:
+    """All sources by name; ``whole`` says that the sample is the whole text."""
+
+    sources: Mapping[str, GivenSource]
+
+    @property
+    def patterns(self) -> list[str]:
+        return [source.keys["files"][0] for source in self.sources.values()]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(source.num_bytes for source in self.sources.values())
+
+    @property
+    def empty(self) -> list[str]:
+        return [*chain.from_iterable(source.empty for source in self.sources.values())]
+
+    @property
+    def sample(self) -> list[Document]:
+        return [*chain.from_iterable(source.sample for source in self.sources.values())]
+
+    @property
+    def whole(self) -> bool:
+        return sum(len(document.text.encode()) for document in self.sample) == self.num_bytes
 
 
 @dataclass(frozen=True)
@@ -47,35 +82,99 @@ class GivenTokenizer:
     keys: Mapping[str, Any]
 
 
-def find_text(words: str) -> GivenText:
-    """Find the files of ``data=``: one pattern, or a list of which each is a source.
+def find_text(words: str, column: str | None = None) -> GivenText:
+    """Find and read the files of ``data=``: one pattern, or a list of which each is a source.
 
     Raises:
-        RecipeError: no such file, one that is named twice or is no text, or too little text.
+        RecipeError: no such file, one that is named twice or cannot be read, several fields
+            of which each may be the text, or too little text.
     """
-    patterns = [str(Path(one).expanduser()) for one in split_list(words)]
-    names = source_names(patterns)
-    files: dict[Path, LocalFile] = {}
-    for pattern in patterns:
-        for file in open_files((pattern,), "data", "text"):
-            if (place := file.path.resolve()) in files:
+    patterns = split_list(words)
+    sources, places, columns = dict[str, GivenSource](), set[Path](), set[str]()
+    for name, pattern in zip(source_names(patterns), patterns, strict=True):
+        files = list(open_files((pattern,), "data", TEXT))
+        for file in files:
+            if (place := file.path.resolve()) in places:
                 raise RecipeError("data", f"{file.path} is named twice", "name each file once")
-            files[place] = file
-    num_bytes = sum(map(_text_bytes, files.values()))
-    if num_bytes < LEAST_BYTES:
-        problem = f"{len(files)} files of {num_bytes:,} bytes are too little to train on"
+            places.add(place)
+        chosen = choose_column(files, pattern, column)
+        columns.add(chosen)
+        sources[name] = _read_source(pattern, [replace(file, column=chosen) for file in files])
+    if column is not None and column not in columns:
+        raise RecipeError("column", f"no record of data= has text in {column!r}", "correct it")
+    text = GivenText(sources)
+    if text.num_bytes < LEAST_BYTES:
+        problem = f"{len(places)} files of {text.num_bytes:,} bytes are too little to train on"
         raise RecipeError("data", problem, f"name {LEAST_BYTES:,} bytes of text at least")
-    sources = {name: as_written(Path(one)) for name, one in zip(names, patterns, strict=True)}
-    return GivenText(sources, tuple(files.values()), num_bytes)
+    return text
+
+
+def choose_column(files: Sequence[LocalFile], pattern: str, wanted: str | None) -> str:
+    """Choose the field of records that holds the text: ``wanted``, ``text``, or the only one.
+
+    Raises:
+        RecipeError: there are several, or the files have none in common.
+    """
+    listed = [names for file in files if (names := file.text_columns())]
+    shared = (
+        [name for name in listed[0] if all(name in names for names in listed)] if listed else []
+    )
+    for preferred in (wanted, TEXT):
+        if preferred in shared:
+            return preferred
+    if len(shared) == 1 or not listed:
+        return shared[0] if shared else TEXT
+    fields = ", ".join(dict.fromkeys(chain.from_iterable(listed)))
+    problem = f"{pattern} has text in {fields}"
+    remedy = "name the field to train on, in all of its files: column=NAME"
+    raise RecipeError("column", problem, remedy)
+
+
+def _read_source(pattern: str, files: Sequence[LocalFile]) -> GivenSource:
+    filled = [file for file in files if not file.is_empty()]
+    sizes = {file.path: file.path.stat().st_size for file in filled}
+    stored = sum(sizes.values())
+    room = SAMPLE_BYTES if stored <= SAMPLE_BYTES else SAMPLE_BYTES // len(filled)
+    read = num_bytes = 0
+    sample: list[Document] = []
+    for file in filled:
+        size, left = sizes[file.path], room
+        if num_bytes >= COUNTED_BYTES:
+            break
+        if size > COUNTED_BYTES and file.path.suffix not in (*COMPRESSIONS, *TABLES):
+            file, size = replace(file, end=COUNTED_BYTES), COUNTED_BYTES
+        read += size
+        for document in file.documents():
+            num_bytes += len(document.text.encode())
+            if left > 0:
+                sample.append(replace(document, text=document.text[:left]))
+                left -= len(document.text)
+    column = files[0].column
+    return GivenSource(
+        keys={"files": [as_pattern(pattern)]} | ({} if column == TEXT else {"column": column}),
+        files=tuple(filled),
+        empty=tuple(file.name for file in files if file not in filled),
+        num_bytes=num_bytes * stored // max(read, 1),
+        sample=tuple(sample),
+    )
 
 
 def split_list(words: str) -> list[str]:
-    """Split ``[a,b]`` or ``a,b``; a path that exists is taken whole."""
-    if not words:
+    """Split ``[a,b]`` or ``a,b``, items quoted or not; a path that exists is taken whole."""
+    if not words.strip("[] "):
         raise RecipeError("data", "no file is named", "write data='texts/*.txt'")
-    if Path(words).exists():
+    if os.path.lexists(words):
         return [words]
-    return [one for part in words.strip("[]").split(",") if (one := part.strip(" '\""))]
+    if words.startswith("[") and words.endswith("]"):
+        words = words[1:-1]
+    items = (
+        first or second or plain.strip() for first, second, plain in LIST_ITEM.findall(words)
+    )
+    return [item if os.path.lexists(item) else _expand_home(item) for item in items if item]
+
+
+def _expand_home(path: str) -> str:
+    return os.path.expanduser(path)  # noqa: PTH111 (pathlib raises for ~ without a user)
 
 
 def source_names(patterns: list[str]) -> list[str]:
@@ -99,9 +198,20 @@ def as_written(place: Path) -> str:
     return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
 
 
-def _text_bytes(file: LocalFile) -> int:
-    packed = file.path.suffix in {*COMPRESSIONS, ".parquet"}
-    return file.path.stat().st_size * (EXPANDED if packed else 1)
+def as_pattern(pattern: str) -> str:
+    """Write a pattern as a recipe names it, where ``${`` refers to a key and ``~`` to a home.
+
+    Raises:
+        RecipeError: it holds a character that no recipe may hold.
+    """
+    written = as_written(Path(pattern))
+    if printable(written) != written:
+        problem = f"{written!r} has a character that no recipe may hold"
+        raise RecipeError("data", problem, "rename it, or write ? in its place")
+    if "${" in written:
+        written = glob.escape(written) if os.path.lexists(pattern) else written
+        written = written.replace("${", "[$]{")
+    return f"./{written}" if written.startswith("~") else written
 
 
 def trained_pieces(num_bytes: int, parameters: int | None) -> int:
@@ -117,25 +227,50 @@ def trained_pieces(num_bytes: int, parameters: int | None) -> int:
     return min(max(1 << max(1, supported).bit_length() - 1, FEWEST_PIECES), MOST_PIECES)
 
 
-def bytes_per_token(
-    text: GivenText | None, tokenizer: GivenTokenizer | None, pieces: int
-) -> float:
-    """Estimate the bytes that a token stands for: counted on a sample where that can be.
+def measure_tokens(
+    text: GivenText | None,
+    tokenizer: GivenTokenizer | None,
+    pieces: int,
+    settings: Mapping[str, Any],
+) -> tuple[int, float]:
+    """Return the size of the vocabulary, and the bytes of text that a token stands for.
 
-    A tokenizer that is still to be trained is taken to gain a quarter of a byte with each
-    doubling: English is 3.9 bytes a token with GPT-2's 50,257 pieces.
+    Without a tokenizer one with these ``settings`` is trained on the sample: with fewer pieces
+    if the text supports no more. Without text a quarter of a byte is taken for each doubling of
+    the vocabulary: English is 3.9 bytes a token with GPT-2's 50,257 pieces.
     """
-    if text is None or tokenizer is None:
-        return 0.25 * (pieces.bit_length() - 1)
-    documents = chain.from_iterable(islice(one.documents(), 50) for one in text.files)
-    texts = [one.text[:SAMPLE_CHARACTERS] for one in islice(documents, SAMPLE_DOCUMENTS)]
-    from components.data.tokenizer_file import panics_refused
+    if text is None:
+        pieces = tokenizer.pieces if tokenizer else pieces
+        return pieces, 0.25 * (pieces.bit_length() - 1)
+    if tokenizer is not None:
+        from components.data.tokenizer_file import panics_refused
 
-    engine = _open(tokenizer.folder / FILE)
-    with panics_refused(tokenizer.folder / FILE):
-        encoded = engine.encode_batch(texts, add_special_tokens=False)
-    num_bytes = sum(len(one.encode()) for one in texts)
-    return num_bytes / max(1, sum(len(one.ids) for one in encoded))
+        engine = _open(tokenizer.folder / FILE)
+        texts = [document.text for document in text.sample]
+        with panics_refused(tokenizer.folder / FILE):
+            encoded = engine.encode_batch(texts, add_special_tokens=False)
+        return tokenizer.pieces, _bytes_per_token(texts, encoded)
+    from components.data.byte_bpe import ByteBPE  # takes its time
+
+    split = choose_split(measure_groups(text.sample), MOST_HELD_OUT)
+    texts = [*filter(None, map(split.train_text, text.sample))]
+    trained, counted = (texts, texts) if text.whole else (texts[::2], texts[1::2] or texts)
+    least = NUM_BYTES + len(settings["first_pieces"]) + len(settings["last_pieces"])
+    halves = (pieces >> shift for shift in range(pieces.bit_length()))
+    for pieces in [*(size for size in halves if size >= FEWEST_PIECES), *FEWER_PIECES, least]:
+        engine = ByteBPE(**{**settings, "vocab_size": pieces})
+        try:
+            with TemporaryDirectory() as folder:
+                engine.train(trained, Path(folder))
+            break
+        except RecipeError:  # so little text supports fewer
+            continue
+    return pieces, _bytes_per_token(counted, engine.encode(counted))
+
+
+def _bytes_per_token(texts: Sequence[str], encoded: Sequence[Any]) -> float:
+    """Divide the bytes of texts by their tokens, the end of each document included."""
+    return sum(len(text.encode()) for text in texts) / sum(len(ids) + 1 for ids in encoded)
 
 
 def read_tokenizer(folder: Path) -> GivenTokenizer:

@@ -1,6 +1,8 @@
 """The page of a recipe that is written for a user: filled, checked where it will lie, kept."""
 
 import json
+import math
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,11 +18,13 @@ from command.new_recipe.sizes import Sizes
 from components.config.schema.recipe import Recipe
 from components.data.files import create_atomically
 from components.errors import RecipeError
+from components.terminal import printable
 
 HERE = Path(__file__).parent
 FAMILY: Mapping[str, str] = yaml.safe_load((HERE / "family.yaml").read_text("utf-8"))
 LIBRARY_BYTES = 12_000_000  # of Python's source and documentation, which stand in for text
 MOST_SAMPLE_BYTES = 100_000_000  # of each source, for a tokenizer: more changes few pieces
+PLAIN_TEXT = re.compile(r"[A-Za-z_.][A-Za-z0-9_./-]*")
 Tree = Mapping[str, Any]
 
 
@@ -36,8 +40,8 @@ def render(template: str, arguments: Arguments, *, recipe: str, **said: object) 
         keep_trailing_newline=True,
         autoescape=False,  # YAML, no page; what comes from users is quoted or on one line
     )
-    environment.filters |= {"yaml": in_line, "key": _as_key}
-    asked = " ".join(f"python run.py {shlex.join(arguments.words)}".split())
+    environment.filters |= {"yaml": in_line, "key": _as_key, "comment": as_comment}
+    asked = as_comment(f"python run.py {shlex.join(arguments.words)}")
     return environment.get_template(template).render(
         family=FAMILY,
         asked=asked,
@@ -63,7 +67,8 @@ def said_of_data(
         "num_bytes": num_bytes,
         "text_tokens": int(num_bytes / per_token),
         "most_sample_bytes": MOST_SAMPLE_BYTES,
-        "sources": text.sources if text else {},
+        "patterns": text.patterns if text else [],
+        "sources": {name: one.keys for name, one in text.sources.items()} if text else {},
     }
 
 
@@ -73,8 +78,10 @@ def in_line(value: Any) -> str:
         case dict():
             items = (f"{_as_key(key)}: {in_line(item)}" for key, item in value.items())
             return f"{{{', '.join(items)}}}"
-        case bool() | str() | None:
-            return json.dumps(value, ensure_ascii=False)
+        case str():
+            return _as_text(value)
+        case bool() | None:
+            return json.dumps(value)
         case int():
             return f"{value:_}"
         case float():
@@ -93,8 +100,18 @@ def _as_float(value: float) -> str:
 
 
 def _as_key(name: str) -> str:
-    """Quote a name that YAML would read as another thing than text."""
-    return name if yaml.safe_load(name) == name else f'"{name}"'
+    """Quote a name that YAML might read as another thing than text."""
+    plain = PLAIN_TEXT.fullmatch(name) and yaml.safe_load(name) == name
+    return name if plain else _as_text(name)
+
+
+def _as_text(value: str) -> str:
+    return yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf).rstrip()
+
+
+def as_comment(text: str) -> str:
+    """Write a text as one line without control characters."""
+    return printable(" ".join(text.split()))
 
 
 def round_rate(lr: float) -> float:

@@ -83,11 +83,16 @@ def suggest(
     """Say what ``key`` is called here, where ``step`` of it is none of ``known``.
 
     By meaning first; then by spelling, if that is near; then as a key elsewhere in ``tree``.
+    First of all a last step that is a section: ``trainer.precision``.
     """
-    step = step or key.rpartition(".")[2]
+    last = key.rpartition(".")[2]
+    step = step or last
     section, dot, _ = key.partition(".")
+    sections = {name for name, value in (tree or {}).items() if isinstance(value, Mapping)}
+    if dot and (last in sections or (step == section and last in known)):
+        return offered([last])
     alike = misspelt(step, known)
-    meant = meaning_of(key)
+    meant = meaning_of(key) or (None if alike else meaning_of(step))
     if meant and not (alike and dot and meant.here.partition(".")[0] != section):
         return str(_in_tree(meant, tree or {}))
     found = [] if alike else places(key, tree or {})

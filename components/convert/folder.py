@@ -16,6 +16,7 @@ from components.convert.tokenizer import write_tokenizer
 from components.data.files import create_folder
 from components.errors import RecipeError
 from components.run.records import Results
+from components.terminal import hide_folders
 
 Rows = Literal["published", "padded"]
 CONFIG = "config.json"
@@ -52,7 +53,7 @@ def write_card(recipe: Recipe, *, step: int, tokens: int, results: Results | Non
         table = _table(("value of", "set to", "reason"), rows)
         parts += ["## Assumed, never published", said, table]
     parts += ["## Use", _USE]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    return hide_folders("\n\n".join(part.strip() for part in parts) + "\n")
 
 
 def _figures(

@@ -176,7 +176,7 @@ def memory_figure(memory: PlannedMemory) -> go.Figure:
     stages = memory.by_stage
     figure = _figure("GiB a device", len(stages))
     figure.update_layout(barmode="stack", bargap=0.25, legend={"traceorder": "normal"})
-    for part, shade in zip((*PARTS, "step", "base"), _SHADES, strict=True):
+    for part, shade in zip(PARTS, _SHADES, strict=True):
         held = [stage[f"{part}_bytes"] for stage in stages]
         if any(held):
             figure.add_bar(

@@ -36,18 +36,19 @@ def significant(value: float, digits: int = 4) -> str:
 
 PARTS = (
     *("weights", "gradients", "master", "optimizer"),
-    *("casts", "activations", "loss", "buffers"),
+    *("casts", "activations", "loss", "buffers", "step", "base"),
 )
 
 
 def memory_sheet(memory: PlannedMemory) -> Grid:
-    """Lay out the parts of each pipeline rank's memory, in GiB."""
+    """Lay out the parts of each pipeline rank's memory, in GiB; they add up to its peak."""
+    parts = [part for part in PARTS if any(stage[f"{part}_bytes"] for stage in memory.by_stage)]
     rows = []
     for number, stage in enumerate(memory.by_stage):
-        parts = (f"{stage[f'{part}_bytes'] / GIB:.2f}" for part in (*PARTS, "peak"))
-        rows.append((str(number), *parts))
+        sizes = (f"{stage[f'{part}_bytes'] / GIB:.2f}" for part in (*parts, "peak"))
+        rows.append((str(number), *sizes))
     title = f"memory, GiB a device of {memory.usable_bytes / GIB:.1f} usable: {memory.verdict}"
-    return Grid(title=title, columns=("stage", *PARTS, "peak"), rows=rows)
+    return Grid(title=title, columns=("stage", *parts, "peak"), rows=rows)
 
 
 def time_sheet(plan: PlanResult, *, now: datetime | None) -> Grid:

@@ -194,7 +194,8 @@ def existing_run_folder(path: Path, key: str = "run") -> RunFolder:
     if not folder.recipe.is_file():
         beside = sorted(file.parent.name for file in path.parent.glob("*/recipe.json"))
         way = f"{path.parent} holds: {nearest(path.name, beside)}" if beside else ANY_RUN
-        raise RecipeError(key, f"{path} is no run folder: it has no recipe.json", way)
+        reason = "it has no recipe.json" if path.exists() else "it does not exist"
+        raise RecipeError(key, f"{path} is no run folder: {reason}", way)
     check_links(path, key)
     return folder
 

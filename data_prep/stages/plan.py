@@ -28,7 +28,7 @@ BROKEN = "delete its folder and run the same command again"
 # Each pass: the version of its results, and the function that does one of its tasks. A version
 # counts changes of all code that decides results: the steps, near_duplicates, the tokenizers.
 PASSES = {
-    "clean": (2, "data_prep.stages.clean:clean_task"),
+    "clean": (3, "data_prep.stages.clean:clean_task"),
     "signatures": (2, "data_prep.stages.duplicates:sign_task"),
     "duplicates": (2, "data_prep.stages.duplicates:find_task"),
     "keep": (2, "data_prep.stages.duplicates:keep_task"),

@@ -80,7 +80,7 @@ def test_it_writes_one_file_that_trains_on_the_text_at_its_own_size(
     assert recipe.data.sources["text"].files == ("texts/*.txt",)
     assert dict(recipe.data.shares) == {"text": 1.0}
     assert recipe.data.tokenizer_folder == "none"
-    assert recipe.tokenizer["vocab_size"] == recipe.shape.vocab_size == 512
+    assert recipe.tokenizer["vocab_size"] == recipe.shape.vocab_size == 384
     assert recipe.derived.parameters.total == pytest.approx(1e6, rel=0.1)
     assert recipe.cluster.ranks == 1
 
@@ -144,6 +144,7 @@ def test_text_elsewhere_is_named_by_its_whole_path(
     new(f"data={folder}/*.txt")
     tree = yaml.safe_load((home / "recipes" / "mine.yaml").read_text("utf-8"))
     assert tree["data"]["sources"]["text"]["files"] == [f"{folder}/*.txt"]
+    assert tree["why"].endswith(", on *.txt.")  # a card is published, and quotes it
 
 
 def test_a_recipe_that_would_not_be_trusted_with_its_text_is_not_written(

@@ -24,7 +24,15 @@ from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
 from components.report.plan_tables import picture_of
 from components.sharing.differences import Side, compare
-from components.terminal import console, prepare_streams, printable, say, say_at_once, tell
+from components.terminal import (
+    console,
+    hide_folders,
+    prepare_streams,
+    printable,
+    say,
+    say_at_once,
+    tell,
+)
 from tests.recipes.test_plans import at_home
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -193,6 +201,23 @@ def test_streams_that_are_no_files_are_left_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()])
     prepare_streams()
     assert sys.stdout is None
+
+
+@pytest.mark.parametrize(
+    ("text", "published"),
+    [
+        ("on /home/alice/texts/*.txt, /scratch/a.jsonl.", "on *.txt, a.jsonl."),
+        ("`/home/alice/tok` and ~/texts/b.txt, ~alice/c", "`tok` and b.txt, c"),
+        ("dataset:/home/alice/d", "dataset:d"),
+        (
+            "see https://arxiv.org/abs/1 and texts/a.txt",
+            "see https://arxiv.org/abs/1 and texts/a.txt",
+        ),
+        ("8/3 of it, tokens/s, a / b, x // y", "8/3 of it, tokens/s, a / b, x // y"),
+    ],
+)
+def test_a_published_text_tells_no_folder(text: str, published: str) -> None:
+    assert hide_folders(text) == published
 
 
 BAR = f"""

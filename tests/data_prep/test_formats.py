@@ -2,14 +2,16 @@ import gzip
 import json
 from pathlib import Path
 
+import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from components.config.schema.data import Source
+from components.config.schema.data import HubDataset, Source
 from components.errors import RecipeError
-from data_prep.read import KINDS, kind_of
+from data_prep.read import KINDS, kind_of, read_documents
 from data_prep.sources import OpenSource, open_files, open_source
 
 WHERE = "data.sources.mine.files"
@@ -34,8 +36,8 @@ PACKERS = {".gz": packed_gz, ".zst": packed_zst}
 
 
 def texts(path: Path, column: str = "text") -> list[str]:
-    (file,) = open_files((str(path),), WHERE, column)
-    return [document.text for document in file.documents()]
+    files = list(open_files((str(path),), WHERE, column))
+    return [document.text for document in read_documents(files)]
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
@@ -68,6 +70,18 @@ def test_a_damaged_stream_is_named_with_its_place(tmp_path, suffix, damage):
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(damage(PACKERS[suffix](JSONL)))
     with pytest.raises(RecipeError, match=rf"mine\.files: .*a\.jsonl\{suffix} is damaged beh"):
+        texts(path)
+
+
+@pytest.mark.parametrize("padding", [b"\0", b"\0" * 511, b"\0" * 3_000_000])
+def test_zeros_behind_a_gzip_stream_are_padding(tmp_path, padding):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(packed_gz(JSONL) + padding)
+    assert texts(path) == TEXTS
+    path.write_bytes(packed_gz(JSONL + b"\n") + padding + packed_gz(JSONL))
+    assert texts(path) == TEXTS * 2
+    path.write_bytes(packed_gz(JSONL) + padding + b"more")
+    with pytest.raises(RecipeError, match=r"a\.jsonl\.gz is damaged behind byte"):
         texts(path)
 
 
@@ -121,12 +135,128 @@ def parquet(path: Path, **columns) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
-def test_a_column_of_strings_is_read_row_by_row(tmp_path, kind):
-    path = parquet(tmp_path / "a.parquet", text=pa.array([*TEXTS, " "], kind))
+def arrow(path: Path, *, as_file: bool = False, **columns) -> Path:
+    table = pa.table(columns)
+    write = pa.ipc.new_file if as_file else pa.ipc.new_stream
+    with pa.OSFile(str(path), "wb") as sink, write(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=100)
+    return path
+
+
+def arrow_file(path: Path, **columns) -> Path:
+    return arrow(path, as_file=True, **columns)
+
+
+STRINGS = [
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+    pa.dictionary(pa.int16(), pa.string()),
+    pa.dictionary(pa.int32(), pa.large_string()),
+]
+
+
+@pytest.mark.parametrize("kind", STRINGS, ids=str)
+@pytest.mark.parametrize("write", [parquet, arrow, arrow_file])
+def test_a_column_of_strings_is_read_row_by_row(tmp_path, kind, write):
+    suffix = ".parquet" if write is parquet else ".arrow"
+    path = write(tmp_path / f"a{suffix}", text=pa.array([*TEXTS, " "], pa.string()).cast(kind))
     assert texts(path) == TEXTS
-    path = parquet(tmp_path / "b.parquet", id=range(500), body=pa.array(TEXTS, kind))
+    path = write(tmp_path / f"b{suffix}", id=range(500), body=pa.array(TEXTS).cast(kind))
     assert texts(path, "body") == TEXTS
+    (file,) = open_files((str(path),), WHERE, "body")
+    assert file.text_columns() == ["body"]
+
+
+@pytest.mark.parametrize("kind", STRINGS, ids=str)
+def test_a_row_without_a_text_is_refused_in_every_kind_of_column(tmp_path, kind):
+    path = parquet(tmp_path / "a.parquet", text=pa.array(["x", None]).cast(kind))
+    with pytest.raises(RecipeError, match=r"a\.parquet row 2 has no text"):
+        texts(path)
+
+
+@pytest.mark.parametrize("write", [arrow, arrow_file])
+@pytest.mark.parametrize("keep", [0.999, 0.5, 0.1, 0.0])
+def test_an_arrow_file_that_is_cut_short_is_refused(tmp_path, write, keep):
+    path = write(tmp_path / "a.arrow", text=TEXTS)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep)])
+    with pytest.raises(RecipeError, match=r"a\.arrow is damaged behind row 0: .*\n  copy"):
+        texts(path)
+
+
+def test_arrow_files_with_changed_bytes_are_read_or_refused(tmp_path):
+    content = arrow(tmp_path / "a.arrow", text=TEXTS[:20], id=range(20)).read_bytes()
+    random = np.random.default_rng(0)
+    refused = 0
+    for place in random.integers(0, len(content), 300):
+        changed = bytearray(content)
+        changed[place] = random.integers(256)
+        (tmp_path / "a.arrow").write_bytes(changed)
+        try:
+            texts(tmp_path / "a.arrow")
+        except RecipeError:
+            refused += 1
+    assert refused > 30
+
+
+@pytest.fixture
+def saved(tmp_path):
+    rows = datasets.Dataset.from_dict({"text": TEXTS, "id": range(500)})
+    datasets.disable_progress_bars()
+    rows.save_to_disk(tmp_path / "rows", num_shards=3)
+    parts = {"train": rows, "test": rows.select(range(5))}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "splits")
+    return tmp_path
+
+
+def test_what_save_to_disk_wrote_is_read(saved):
+    assert texts(saved / "rows") == texts(saved / "splits") == TEXTS
+    assert texts(saved / "splits" / "test") == TEXTS[:5]
+    (saved / "rows" / "cache-123.arrow").write_bytes(b"of Dataset.map")
+    assert texts(saved / "rows") == TEXTS
+
+
+@pytest.mark.parametrize("name", ["../other.arrow", "/etc/passwd", None, 7, "data-9.arrow"])
+def test_what_a_saved_dataset_lists_has_to_be_in_its_folder(saved, name):
+    arrow(saved / "other.arrow", text=TEXTS)
+    (saved / "rows" / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": name}]})
+    )
+    with pytest.raises(RecipeError, match=r"mine\.files: .*rows holds no file .*state\.json"):
+        texts(saved / "rows")
+
+
+def test_a_shard_that_is_missing_or_a_link_is_refused(saved):
+    shard = saved / "rows" / "data-00001-of-00003.arrow"
+    shard.rename(saved / "elsewhere")
+    with pytest.raises(RecipeError, match=r"holds no file 'data-00001"):
+        texts(saved / "rows")
+    shard.symlink_to(saved / "elsewhere")
+    with pytest.raises(RecipeError, match=r"holds no file 'data-00001"):
+        texts(saved / "rows")
+
+
+def test_splits_without_one_to_train_on_are_listed(saved):
+    (saved / "splits" / "train").rename(saved / "splits" / "validation")
+    with pytest.raises(RecipeError, match=r"no split 'train', but test, validation\n"):
+        texts(saved / "splits")
+
+
+@pytest.mark.parametrize("folder", ["rows", "splits"])
+def test_a_saved_dataset_named_as_a_dataset_is_refused_with_its_key(saved, folder):
+    source = Source(dataset=HubDataset(path=str(saved / folder), split="train"))
+    with pytest.raises(RecipeError, match=rf"save_to_disk\n.*mine\.files=\[.*{folder}\]"):
+        open_source("mine", source)
+
+
+def test_the_fields_of_records_that_hold_text_are_listed(tmp_path):
+    lines = ['{"id": 1, "url": "u", "body": "b"}', "", '{"body": null, "title": "t"}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "a.txt").write_text("text")
+    for name, expected in (("a.jsonl", ["url", "body", "title"]), ("a.txt", [])):
+        (file,) = open_files((str(tmp_path / name),), WHERE, "text")
+        assert file.text_columns() == expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from data_prep.read import LocalFile
+from data_prep.read import WHOLE, Document, LocalFile, read_documents
 from data_prep.sources import open_files
 
 WHERE = "data.sources.mine.files"
@@ -17,7 +17,7 @@ def local(path: Path, content: bytes) -> LocalFile:
 
 
 def texts(file: LocalFile) -> list[str]:
-    return [document.text for document in file.documents()]
+    return [document.text for document in read_documents([file])]
 
 
 def names(*patterns: str) -> list[str]:
@@ -27,6 +27,40 @@ def names(*patterns: str) -> list[str]:
 def test_blank_lines_part_a_text_file_into_documents(tmp_path):
     content = "\ufeff\n\nEins,\r\nzwei.\n \t\n\n\nDrei.\n\nDer Schluß".encode()
     assert texts(local(tmp_path / "a.txt", content)) == ["Eins,\nzwei.", "Drei.", "Der Schluß"]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_every_kind_of_line_end_parts_the_same_documents(tmp_path, end):
+    lines = [b"\xef\xbb\xbfEins,", b"zwei.", b"", b" ", b"Drei."]
+    assert texts(local(tmp_path / "a.txt", end.join(lines))) == ["Eins,\nzwei.", "Drei."]
+    records = [b'{"text": "a\\r\\nb"}', b"", b'{"text": "c"}', b""]
+    assert texts(local(tmp_path / "a.jsonl", end.join(records))) == ["a\r\nb", "c"]
+    assert texts(local(tmp_path / "a.py", end.join([b"x", b"", b"y", b""]))) == ["x\n\ny"]
+
+
+def test_bytes_that_are_not_utf8_are_placed_between_line_ends_of_cr(tmp_path):
+    file = local(tmp_path / "a.txt", b"gut\r\rschl\xe4cht\r\rgut")
+    good, bad, again = file.items()
+    assert good == again == Document("gut")
+    assert "is not UTF-8 at byte 9" in str(bad)
+
+
+def test_a_file_of_code_or_markup_is_one_document(tmp_path):
+    content = "# A\n\n    code\n\n\nend\n"
+    for suffix in WHOLE:
+        assert texts(local(tmp_path / f"a{suffix}", content.encode())) == [content[:-1]]
+
+
+def test_files_without_text_are_skipped_beside_one_with_text(tmp_path):
+    empty = [
+        local(tmp_path / name, content)
+        for name, content in (("a.txt", b""), ("b.md", b" \r\n"), ("c.jsonl", b'{"text": ""}'))
+    ]
+    full = local(tmp_path / "d.txt", b"text")
+    assert [one.text for one in read_documents([*empty, full, *empty])] == ["text"]
+    assert [one.is_empty() for one in (*empty, full)] == [True, True, True, False]
+    with pytest.raises(RecipeError, match=r"a\.txt holds no text"):
+        list(read_documents(empty))
 
 
 def test_indentation_inside_a_paragraph_stays(tmp_path):
@@ -96,7 +130,7 @@ def test_a_folder_and_an_unknown_suffix_are_refused(tmp_path):
     (tmp_path / "a.pdf").write_text("x")
     with pytest.raises(RecipeError, match=r"mine\.files: .* is a folder\n  give a pattern"):
         names(str(tmp_path))
-    with pytest.raises(RecipeError, match=r"a\.pdf is none of \.txt, \.txt\.gz, .*\.parquet"):
+    with pytest.raises(RecipeError, match=r"a\.pdf is none of \.txt, .*\.parquet, .*\.gz"):
         names(str(tmp_path / "a.pdf"))
 
 

@@ -34,8 +34,7 @@ class Display(RunCallback):
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TextColumn("{task.percentage:>3.0f} % of the tokens"),
-                TextColumn("loss {task.fields[loss]:.3f}"),
-                TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+                TextColumn("{task.fields[figures]}"),
                 TimeRemainingColumn(),
                 console=self._console,
             )
@@ -43,8 +42,7 @@ class Display(RunCallback):
                 module.recipe.name,
                 total=module.recipe.derived.steps,
                 completed=module.progress.step,
-                loss=float("nan"),
-                speed=0.0,
+                figures="before the first step",
             )
             self._bar.start()
 
@@ -53,9 +51,8 @@ class Display(RunCallback):
         assert last is not None
         lines, lines_before = (step * LINES // steps for step in (last.step, last.step - 1))
         if self._bar is not None:
-            self._bar.update(
-                self._task, completed=last.step, loss=last.loss, speed=last.tokens_per_second
-            )
+            figures = f"loss {last.loss:.3f} {last.tokens_per_second:,.0f} tokens/s"
+            self._bar.update(self._task, completed=last.step, figures=figures)
         elif last.step in {1, steps} or lines > lines_before:
             # By all tokens since the start, evaluations and checkpoints included.
             done = module.progress.tokens - self._first_tokens

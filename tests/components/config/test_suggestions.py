@@ -1,5 +1,6 @@
 """Names that other programs use, and keys in another place: what they are called here."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,6 +47,26 @@ def test_every_meaning_is_a_key_of_some_recipe(keys: set[str]) -> None:
     for name, meant in other_names().items():
         section, _, step = meant.here.rpartition(".")
         assert meant.here in keys or (section == "schedule" and step in last), name
+
+
+def test_a_section_is_found_behind_any_name_of_another_program() -> None:
+    tree = tree_of(DENSE)
+    sections = [key for key, value in tree.items() if isinstance(value, dict) and value]
+    assert len(sections) > 10
+    for wrong in ("trainer", "training_args", "callbacks", "lightning", "model_args", "xyzzy"):
+        for section in sections:
+            key = f"{wrong}.{section}"
+            assert suggest(key, [*tree], tree, step=wrong) == f"did you mean {section}?"
+    assert suggest("model.precision", [*tree["model"]], tree) == "did you mean precision?"
+
+
+@pytest.mark.parametrize("word", ["trainer", "callbacks", "training", "lightning"])
+def test_a_group_of_another_program_is_answered_by_its_sections(word: str) -> None:
+    tree = tree_of(DENSE)
+    found = suggest(word, [*tree], tree)
+    named = {one for one in re.findall(r"[a-z]+", found) if one in tree}
+    assert len(named) > 3
+    assert "did you mean" not in found
 
 
 def test_every_name_has_one_meaning() -> None:

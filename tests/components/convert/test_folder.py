@@ -7,6 +7,7 @@ import pytest
 from torch import nn
 
 from components.config.schema.recipe import Recipe
+from components.config.schema.sections import AssumedValue
 from components.convert.folder import write_card
 from components.errors import RecipeError
 from components.run.records import HeldOutRecord, Results
@@ -97,6 +98,17 @@ def test_the_card_says_what_was_trained_how_far_and_what_is_assumed(recipe: Reci
         *("## Assumed, never published", "| `warmup_tokens` | 8,388,608,000 | no source gives"),
     ):
         assert words in card
+
+
+def test_the_card_tells_no_folder_of_the_machine_that_trained(recipe: Recipe) -> None:
+    why = "A model on /home/alice/texts/*.txt and ~alice/more/b.txt."
+    reason = "as /scratch/alice/notes.md says"
+    assumed = {"text": AssumedValue(value="/home/alice/a.txt", reason=reason)}
+    changed = recipe.model_copy(update={"why": why, "assumed": assumed})
+    card = write_card(changed, step=7, tokens=28_672, results=None)
+    assert "alice" not in card
+    for words in ("on *.txt and b.txt", "| a.txt |", "as notes.md says"):
+        assert words in card.replace("`", "")
 
 
 def test_the_card_of_an_earlier_checkpoint_does_not_claim_the_final_loss(

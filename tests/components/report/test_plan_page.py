@@ -21,7 +21,7 @@ from components.report.plan_page import (
     timeline_figure,
     write_plan,
 )
-from components.report.plan_tables import Picture, picture_of
+from components.report.plan_tables import Picture, memory_sheet, picture_of
 from tests.recipes.test_plans import at_home
 
 
@@ -183,3 +183,12 @@ def test_the_memory_chart_adds_up_to_the_peaks() -> None:
     sums = [sum(trace.x[rank] for trace in figure.data) for rank in range(3)]
     peaks = [stage["peak_bytes"] / 2**30 for stage in memory.by_stage]
     assert sums == pytest.approx([*peaks, 1.5], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["teuken7b", "mula7b_a1b", "gpt20b", "bloom176b"])
+def test_the_columns_of_the_memory_table_add_up_to_the_peak(name: str) -> None:
+    sheet = memory_sheet(planned(name)[0].memory)
+    assert sheet.rows
+    for _, *parts, peak in sheet.rows:
+        rounding = 0.005 * (len(parts) + 1)
+        assert sum(map(float, parts)) == pytest.approx(float(peak), abs=rounding)

@@ -1,11 +1,14 @@
 """What is said to whoever interrupts a run, wherever that finds it."""
 
+import io
 import os
 import signal
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from components.terminal import console
 from components.train.callbacks.display import Display
@@ -30,3 +33,20 @@ def test_other_ranks_than_the_first_say_nothing(capfd: pytest.CaptureFixture[str
     display.say_at_once("SIGINT: saving")
     display.say("step 1")
     assert capfd.readouterr().err == ""
+
+
+def test_the_bar_has_no_figures_before_the_first_step() -> None:
+    out = io.StringIO()
+    display = Display(Console(file=out, force_terminal=True, width=200))
+    recipe = SimpleNamespace(name="tiny", derived=SimpleNamespace(steps=2))
+    module: Any = SimpleNamespace(
+        recipe=recipe,
+        progress=SimpleNamespace(tokens=0, step=0),
+        last=SimpleNamespace(step=1, loss=2.5, tokens_per_second=7.0),
+    )
+    display.on_begin(module)
+    assert "before the first step" in out.getvalue()
+    display.on_step(module)
+    display.on_close()
+    assert "loss 2.500 7 tokens/s" in out.getvalue()
+    assert "nan" not in out.getvalue()
