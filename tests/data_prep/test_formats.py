@@ -120,7 +120,7 @@ def test_a_paragraph_beyond_the_limit_is_refused(tmp_path, monkeypatch):
     path.write_text("ten bytes\n" * 5 + "\n" + "ten bytes\n" * 5)
     assert len(texts(path)) == 2
     path.write_text("ten bytes\n" * 6)
-    with pytest.raises(RecipeError, match=r"a\.txt has a paragraph of more than 50 char"):
+    with pytest.raises(RecipeError, match=r"a\.txt has a document of more than 50 char"):
         texts(path)
 
 
