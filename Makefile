@@ -51,9 +51,10 @@ pages: setup ## run every command of the pages for newcomers as it is written (6
 corpus: setup ## kill preparations of a corpus 20 times at random moments; the result is the same (3 minutes)
 	OMP_NUM_THREADS=1 $(PY) -m tests.data_prep.killed 20
 
-attack: setup ## attack the program with files and command lines of every kind: the whole corpus, and 2,000 mutations (20 minutes)
+attack: setup ## attack the program with files and command lines of every kind: the whole corpus, 2,000 mutations, 600 tokenizers and text files (40 minutes)
 	ATTACK_ALL=1 OMP_NUM_THREADS=1 $(PY) -m pytest tests/attack
 	OMP_NUM_THREADS=1 $(PY) -m tests.attack.fuzz --seed 7 --cases 2000
+	OMP_NUM_THREADS=1 $(PY) -m tests.attack.inputs --cases 600
 
 check: setup ## style, types, imports: what must hold in every commit
 	$(PY) -m ruff check --quiet --output-format concise .

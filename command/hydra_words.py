@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import NoReturn
 
 from command.words import SWEEP
 from components.errors import RecipeError
@@ -69,12 +68,6 @@ def _complete(value: str, others: Sequence[str]) -> None:
     from command.completion import answer
 
     answer(value)
-
-
-def _refuse_removal(key: str, others: Sequence[str]) -> NoReturn:
-    from command.removal import removal_of
-
-    raise removal_of(key, others)
 
 
 def _gone(*words: str, why: str, way: str) -> list[HydraWord]:
@@ -186,14 +179,11 @@ ROWS = (
     ),
     HydraWord("++KEY=VALUE", ("KEY=VALUE",)),
     HydraWord("+KEY=VALUE", ("KEY=VALUE",)),
-    *(
-        HydraWord(
-            word,
-            answer=_refuse_removal,
-            why="keys are not removed",
-            way="give KEY the value that switches it off, such as 0, false or none",
-        )
-        for word in ("~KEY=VALUE", "~KEY")
+    *_gone(
+        "~KEY=VALUE",
+        "~KEY",
+        why="keys are not removed",
+        way="set KEY to the value that switches it off, such as 0, false, none or []",
     ),
     HydraWord(
         "override /GROUP=OPTION",

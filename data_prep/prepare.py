@@ -93,14 +93,7 @@ def prepare(
         RecipeError: text that cannot be read or is too little, a tokenizer that cannot be
             trained on it, or a folder that was changed since it was built.
     """
-    texts, tokens = dict[str, OpenSource](), dict[str, TokenSource]()
-    for key, source in sorted(sources.items()):
-        if isinstance(source, OpenSource):
-            texts[key] = source
-        elif source.tokens:
-            tokens[key] = open_token_source(key, source, hashed)
-        else:
-            texts[key] = open_source(key, source, hashed)
+    texts, tokens = _open_sources(sources, hashed)
     task = _Preparation(
         sources=texts,
         token_sources=tokens,
@@ -121,13 +114,27 @@ def prepare(
         problem = f"has key {manifest.key[:12]}, these data have {task.key()[:12]}"
         raise RecipeError(str(folder / manifests.FILE_NAME), problem, REBUILD)
     named = [str(index.bin_file) for source in tokens.values() for index in source.indices]
-    size = tokenizer.vocab_size
-    manifest.check_recipe(folder, names=sources, vocab_size=size, tokens=named)
+    manifest.check_recipe(folder, names=sources, vocab_size=tokenizer.vocab_size, tokens=named)
     manifest.verify(folder, contents=verify == "contents")
     if manifest.tokenizer.files:
         tokenizer.load(folder)
     _check_lengths(manifest, sequence_length)
     return folder, manifest
+
+
+def _open_sources(
+    sources: Mapping[str, Source | OpenSource], hashed: HashFile
+) -> tuple[dict[str, OpenSource], dict[str, TokenSource]]:
+    """Open the sources of text, and those whose token files are read in place."""
+    texts, tokens = dict[str, OpenSource](), dict[str, TokenSource]()
+    for key, source in sorted(sources.items()):
+        if isinstance(source, OpenSource):
+            texts[key] = source
+        elif source.tokens:
+            tokens[key] = open_token_source(key, source, hashed)
+        else:
+            texts[key] = open_source(key, source, hashed)
+    return texts, tokens
 
 
 def _build_beside(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> None:

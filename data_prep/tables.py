@@ -96,13 +96,14 @@ class ParquetFile(LocalFile):
     def _open(self, file: BinaryIO) -> tuple[Any, Iterator[Any]]:
         import pyarrow.parquet  # see above
 
-        # A dictionary stays a dictionary: its values may be large, and each row may repeat one.
-        options: Any = {
-            "read_dictionary": [self.column],
-            "page_checksum_verification": True,
-        }
+        options: Any = {"page_checksum_verification": True}
         table = pyarrow.parquet.ParquetFile(file, **options)
-        return table.schema_arrow, table.iter_batches(batch_size=ROWS, columns=[self.column])
+        schema = table.schema_arrow
+        if self.column in schema.names:
+            # A dictionary stays a dictionary: its values may be large and repeat in each row.
+            options["read_dictionary"] = [self.column]
+            table = pyarrow.parquet.ParquetFile(file, **options)
+        return schema, table.iter_batches(batch_size=ROWS, columns=[self.column])
 
 
 @dataclass(frozen=True)

@@ -89,16 +89,7 @@ def prepare_data(
     """
     staged = None if anew else find_staged(recipe)
     if staged is not None:
-        manifest = Manifest.read(staged)
-        manifest.check_recipe(
-            staged,
-            names=recipe.data.names,
-            vocab_size=int(recipe.tokenizer["vocab_size"]),
-            tokens=recipe.data.token_patterns,
-        )
-        manifest.verify(staged, contents=recipe.data.verify == "contents")
-        say(f"data: staged {staged}")
-        return _kept(recipe, staged, manifest)
+        return _keep_staged(recipe, staged)
     for name in recipe.data.names:
         source = recipe.data.sources.get(name)
         if source is None or not source.has_text:
@@ -141,6 +132,20 @@ def prepare_data(
         )
         _write_card(card, folder)
     return kept
+
+
+def _keep_staged(recipe: Recipe, staged: Path) -> dict[str, Any]:
+    """Check data that were staged here, and return what a run keeps of them."""
+    manifest = Manifest.read(staged)
+    manifest.check_recipe(
+        staged,
+        names=recipe.data.names,
+        vocab_size=int(recipe.tokenizer["vocab_size"]),
+        tokens=recipe.data.token_patterns,
+    )
+    manifest.verify(staged, contents=recipe.data.verify == "contents")
+    say(f"data: staged {staged}")
+    return _kept(recipe, staged, manifest)
 
 
 def _kept(recipe: Recipe, folder: Path, manifest: Manifest) -> dict[str, Any]:

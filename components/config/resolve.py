@@ -164,8 +164,7 @@ def check_movable(keys: Iterable[str]) -> None:
             others = "docs/moving.md lists all that may change"
             remedy = f"drop {key}, or {_NEW_RUN}; {others}"
             if key.startswith(_BRANCHED):
-                branch = "from.run=FOLDER and from.with=optimizer"
-                remedy += f"; a new run with {branch} starts from this run"
+                remedy += "; with from.run=FOLDER from.with=optimizer it starts from this run"
             raise RecipeError("resume", problem, remedy)
 
 

@@ -96,7 +96,7 @@ def writing(path: Path, partial: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None and not str(error.filename).startswith(str(partial)):
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     except Exception as error:
         if (found := SYSTEM_ERROR.search(str(error))) is None:
             raise

@@ -16,13 +16,13 @@ from pathlib import Path
 import sentencepiece
 from tokenizers import Tokenizer as Engine
 
+from components.child_process import python_environment
 from components.errors import RecipeError
 from components.json_file import open_regular
 
 MOST_BYTES = 1 << 28
 WAIT_SECONDS = 300.0  # of a loaded machine; the child limits its own processor time
 PANIC = "PanicException"  # of pyo3: no Exception, and no module has it
-ROOT = Path(__file__).resolve().parents[2]
 
 _probed = set[str]()  # hashes of the files that passed
 
@@ -96,8 +96,8 @@ def _read_probed(file: Path, remedy: str) -> bytes:
 
 
 def _probe(file: Path, content: bytes, remedy: str) -> None:
-    command = [sys.executable, "-P", "-m", "components.data.probe_tokenizer", file.suffix]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "RAYON_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "components.data.probe_tokenizer", file.suffix]
+    environment = python_environment(os.environ | {"RAYON_NUM_THREADS": "1"})
     try:
         child = subprocess.run(
             command, input=content, env=environment, capture_output=True, timeout=WAIT_SECONDS

@@ -116,7 +116,7 @@ def run_case(room: Room, seed: int, number: int) -> Outcome:
     child = _wait_for_child(lambda: _run_commands(folder, case))
     statuses = [int(line) for line in (folder / "statuses").read_text().split()]
     output = (folder / "output").read_text("utf-8", "backslashreplace")
-    problem = _find_problem(case, child, statuses, output)
+    problem = find_problem(case, child, statuses, output)
     if not problem and len(statuses) > 1 and statuses[1] == DONE:
         lost = folder / "lost"
         checked = _wait_for_child(lambda: lost.write_text(_find_lost_text(case, here)))
@@ -149,7 +149,7 @@ def _run_commands(folder: Path, case: InputCase) -> None:
                 break
 
 
-def _find_problem(case: InputCase, child: int, statuses: Sequence[int], output: str) -> str:
+def find_problem(case: InputCase, child: int, statuses: Sequence[int], output: str) -> str:
     last = (output.strip().splitlines() or [""])[-1][:200]
     if child == TOO_LONG:
         return f"{COMMANDS[len(statuses)]} took more than {LIMIT_SECONDS} s"

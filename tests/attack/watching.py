@@ -33,7 +33,7 @@ ASKED = re.compile(
     rf"|scancel (?:--state=PENDING )?{CHAIN}"
     r"|uname -p|/sbin/ldconfig -p"
     # The child process that opens tokenizer files first, with limits.
-    rf"|{re.escape(sys.executable)} -P -m components\.data\.probe_tokenizer \.(?:json|model)"
+    rf"|{re.escape(sys.executable)} -m components\.data\.probe_tokenizer \.(?:json|model)"
 )
 
 

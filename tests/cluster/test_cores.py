@@ -50,7 +50,7 @@ def test_a_job_reserves_all_cores_and_srun_deals_them_to_its_ranks(name: str) ->
 def test_where_cores_are_not_published_nodes_are_whole_and_ranks_unbound(name: str) -> None:
     script = script_on(name)
     assert "#SBATCH --exclusive\n" in script
-    assert re.search(r"^  srun .*--cpu-bind=none .*-%t\.log", script, re.MULTILINE)
+    assert re.search(r"^  srun .*--cpu-bind=none .*-%N\.log", script, re.MULTILINE)
 
 
 def test_on_aurora_the_launcher_binds_each_rank_to_cores_of_its_own() -> None:

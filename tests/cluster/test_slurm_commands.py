@@ -221,7 +221,7 @@ def test_cancel_knows_only_what_was_submitted(
 ) -> None:
     run = run_on("juwels").folder.path
     assert main(["action=cancel", f"run={run.parent / 'nowhere'}"]) == 2
-    assert "nowhere is no run folder: it has no recipe.json" in capfd.readouterr().err
+    assert "nowhere is no run folder: it does not exist" in capfd.readouterr().err
     assert main(["action=cancel", f"run={run}"]) == 2
     said = capfd.readouterr().err
     assert f"run: {run} was never submitted\n  Ctrl-C stops a run of this terminal" in said

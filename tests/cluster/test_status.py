@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import asking
 from cluster.chain_events import ExcludedEvent
 from cluster.decisions import avoided_until
 from cluster.records import Jobs, now
@@ -358,39 +357,6 @@ def test_what_jobs_and_the_scheduler_said_does_not_act_on_the_terminal(
     assert "\u241b]0;x\u2407\ufffd [/nope]" in shown
     assert "squeue: \u241b[2J[/nope]" in shown
     assert not any(one in shown for one in ("\x1b", "\a", "\u202e"))
-
-
-def test_a_silent_scheduler_is_waited_for_once_whatever_the_number_of_runs(
-    run_on: Run, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs = run_on("juwels")
-    submitted(jobs, "77", 1)
-    for number in range(1, 5):
-        shutil.copytree(jobs.folder.path, tmp_path / "runs" / str(number))
-    programs.add("sbatch")
-    monkeypatch.setattr(asking, "ANSWERS_WITHIN_SECONDS", 0.5)
-    programs.script("squeue", "exec sleep 20")
-    assert main(["action=status", f"run={tmp_path / 'runs'}"]) == 0
-    assert len(programs.calls()) == 1
-    programs.add("squeue")
-    assert main(["action=status", f"run={tmp_path / 'runs'}"]) == 0
-    assert len(programs.calls()) == 2  # one question about all runs
-
-
-def test_after_squeue_a_silent_scontrol_is_waited_for_once(
-    run_on: Run, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs = run_on("juwels")
-    submitted(jobs, "77", 1)
-    begin(jobs, "77")
-    for number in range(1, 5):
-        shutil.copytree(jobs.folder.path, tmp_path / "runs" / str(number))
-    for name in ("sbatch", "squeue"):
-        programs.add(name)
-    monkeypatch.setattr(asking, "ANSWERS_WITHIN_SECONDS", 0.5)
-    programs.script("scontrol", "exec sleep 20")
-    assert main(["action=status", f"run={tmp_path / 'runs'}"]) == 0
-    assert [call.split()[0] for call in programs.calls()] == ["squeue", "scontrol"]
 
 
 def test_a_running_job_that_was_cancelled_was_not_in_the_queue(

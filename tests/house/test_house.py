@@ -95,4 +95,8 @@ def test_one_module_writes_to_the_terminal() -> None:
         and writes.search(turns.sub("", file.read_text("utf-8")))
     }
     # A signal, or a Python too old, before anything is imported: the files that run by then.
-    assert found == {"components/terminal.py", "command/entry.py", "components/versions.py"}
+    # And a child process that answers on its standard output.
+    assert found == {
+        *("components/terminal.py", "command/entry.py", "components/versions.py"),
+        "components/data/probe_tokenizer.py",
+    }

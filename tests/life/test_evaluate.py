@@ -207,7 +207,10 @@ def test_the_table_and_the_report_show_what_was_found(trained: Path, program: Pr
         ),
         (("run=two", "precision.compute=half"), "precision.compute: "),
         (("run=two", "text=none.txt"), "text: none.txt names no file"),
-        (("run=two", "text=two/recipe.json"), "text: two/recipe.json is none of"),
+        (
+            ("run=two", "text=padded/model.safetensors"),
+            "text: padded/model.safetensors is none of",
+        ),
         (("run=two", "tasks_folder=x"), "tasks_folder: no task of it is named"),
         (("file=padded",), "file: an exported folder is asked for tasks only"),
     ],

@@ -114,7 +114,7 @@ def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_losses(
     os.killpg(ranks, signal.SIGKILL)
     process.kill()
     _, err = process.communicate(timeout=600)
-    printed = re.search(r"python run\.py (resume=\S+)\)", err)
+    printed = re.search(r"run\.py (resume=\S+)\)", err)
     assert printed is not None, err[-4000:]
     assert printed.group(1) == f"resume={run}"
     assert not (run / "results.json").exists()

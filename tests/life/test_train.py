@@ -85,7 +85,7 @@ def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_bits(
     assert process.stderr is not None
     printed = ""
     for line in process.stderr:
-        found = re.search(r"python run\.py (resume=\S+)\)", line)
+        found = re.search(r"run\.py (resume=\S+)\)", line)
         printed = found.group(1) if found else printed
         if len(entries(run, "checkpoint")) >= 2:
             break

@@ -11,7 +11,6 @@ from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.user_overrides import leaves
 from components.convert.features import Features
-from components.convert.llama import Llama
 from components.errors import RecipeError
 
 VERSION = "0.2.2"
@@ -115,6 +114,8 @@ def class_of(node: Mapping[str, Any]) -> str:
 
 def _check_model(m: Features) -> Iterator[Check]:
     """Compare with torchtitan's Llama 3."""
+    from components.convert.llama import Llama  # imports torch
+
     for need in (*Llama.needs, *Llama.usual):
         yield f"model.{need.key}", need.is_met(m), need.has.format(norm=m.norm), AS_IS
     heads = m.attention.num_heads * m.attention.head_dim == m.dim

@@ -1,5 +1,6 @@
 """At every stage of ZeRO a rank updates the rows of one process, and keeps what is promised."""
 
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -28,6 +29,15 @@ TOLERANCE = 1e-13
 SMALL = 0.02
 
 EVEN = Parts(bias=True)
+
+
+@pytest.fixture
+def new_ranks() -> Iterator[Ranks]:
+    """Start two processes in which no other case has left memory."""
+    with Ranks(2) as ranks:
+        yield ranks
+
+
 # 61 rows for two or four ranks; one row, or three, of which some ranks have none.
 ONE_ROW = Parts(mlp=partial(SWIGLU, ffn_dim=1), rows=61)
 THREE_ROWS = Parts(mlp=partial(GELU, ffn_dim=3), rows=61, num_kv_heads=1, bias=True, tied=True)
@@ -90,12 +100,12 @@ def test_a_gradient_whose_bucket_has_left_is_refused(two_ranks: Ranks, zero: int
     ids=["zero 0", "zero 1", "zero 2", "zero 3"],
 )
 def test_a_rank_holds_what_the_table_promises(
-    two_ranks: Ranks,
+    new_ranks: Ranks,
     layout: Layout,
     accumulating: tuple[float, ...],
     before_update: tuple[float, ...],
 ) -> None:
-    for measured in two_ranks(hold, EVEN, layout):
+    for measured in new_ranks(hold, EVEN, layout):
         for held, expected in zip(measured, (accumulating, before_update), strict=True):
             assert isinstance(held, Held)
             assert held[:3] == expected
@@ -110,8 +120,8 @@ def test_of_many_layers_a_rank_has_its_rows_and_one_layer_at_once(four_ranks: Ra
         assert most + 1 / 24 < 0.35
 
 
-def test_gathered_weights_are_let_go_after_a_forward_pass(two_ranks: Ranks) -> None:
-    for held in two_ranks(hold_after_evaluation, EVEN, Layout(shard=2, zero=3)):
+def test_gathered_weights_are_let_go_after_a_forward_pass(new_ranks: Ranks) -> None:
+    for held in new_ranks(hold_after_evaluation, EVEN, Layout(shard=2, zero=3)):
         assert held[:3] == (1 / 2, 0, 0)
         assert held.anything_else < SMALL
 
