@@ -9,7 +9,7 @@ import pytest
 from cluster import asking
 from cluster.records import Jobs
 from command.main import main
-from tests.cluster.jobs import submitted
+from tests.cluster.jobs import began, submitted
 from tests.cluster.programs import Programs
 
 Run = Callable[..., Jobs]
