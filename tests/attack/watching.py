@@ -27,7 +27,7 @@ ASKED = re.compile(
     f"git (?:rev-parse HEAD|ls-files --others --exclude-standard|diff HEAD"
     f"|diff --name-only (?:--end-of-options )?{HEX} -- {ROOM})"
     r"|squeue --noheader --array (?:--(?:me|user=[a-z0-9_-]+) )?"
-    r"--jobs=[0-9]+(?:_[0-9]+)? --[Ff]ormat=\S+"
+    r"(?:--jobs=[0-9]+(?:_[0-9]+)? )?--[Ff]ormat=\S+"
     r"|qstat [A-Za-z -]*[0-9]+(?:\[\])?(?:\.[A-Za-z0-9.-]+)?"
     r"|scontrol --oneliner show job [0-9]+(?:_[0-9]+)?"
     rf"|scancel (?:--state=PENDING )?{CHAIN}"

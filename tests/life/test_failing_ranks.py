@@ -57,7 +57,12 @@ def test_the_rare_source_is_the_second_ranks_first() -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "status", "message"),
     [
-        ("spoilt", spoil, 1, "rank 1 failed first: IndexError: index out of range in self\n"),
+        (
+            "spoilt",
+            spoil,
+            2,
+            "rank 1 failed first\n{data}/rare.train.tokens: holds token id 65,535, the vocab",
+        ),
         pytest.param(
             "removed",
             remove,
