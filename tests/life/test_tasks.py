@@ -180,7 +180,7 @@ def test_an_exported_folder_scores_the_same_without_its_run(
         ),
         (
             CHOICE + "metric_list: [{metric: acc, hf_evaluate: true}]\n",
-            "tasks.choice.metric_list: 'acc' is no metric",
+            "metric_list.0.hf_evaluate: input should be False",
         ),
         (
             CHOICE.replace("test_split: test", "test_split: dev"),
