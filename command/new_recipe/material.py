@@ -243,11 +243,11 @@ def measure_tokens(
         pieces = tokenizer.pieces if tokenizer else pieces
         return pieces, 0.25 * (pieces.bit_length() - 1)
     if tokenizer is not None:
-        from components.data.tokenizer_file import panics_refused
+        from components.data.tokenizer_file import refuse_panics
 
         engine = _open(tokenizer.folder / FILE)
         texts = [document.text for document in text.sample]
-        with panics_refused(tokenizer.folder / FILE):
+        with refuse_panics(tokenizer.folder / FILE):
             encoded = engine.encode_batch(texts, add_special_tokens=False)
         return tokenizer.pieces, _bytes_per_token(texts, encoded)
     from components.data.byte_bpe import ByteBPE  # takes its time

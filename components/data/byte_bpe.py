@@ -22,7 +22,7 @@ from tokenizers.trainers import BpeTrainer
 from components.data.engine_check import PROBES, check_end, check_engine
 from components.data.files import REBUILD, replace_atomically
 from components.data.tokenizer import Encode, Ids, Tokenizer, encode_in_parts
-from components.data.tokenizer_file import open_engine, panics_refused, trust
+from components.data.tokenizer_file import open_engine, refuse_panics, trust
 from components.errors import RecipeError
 from components.ranges import Count
 
@@ -122,7 +122,7 @@ class ByteBPE(Tokenizer):
             for piece in self._last
         ])
         content = engine.to_str(pretty=True).encode() + b"\n"
-        trust(content)
+        trust(".json", content)
         with replace_atomically(folder / FILE_NAME) as file:
             file.write(content)
         self.load(folder)
@@ -152,7 +152,7 @@ class ByteBPE(Tokenizer):
 
     def _encode(self, texts: list[str]) -> list[Ids]:
         assert self._engine is not None, "train or load first"
-        with panics_refused(FILE_NAME):
+        with refuse_panics(FILE_NAME):
             if self._fast is not None:
                 return self._fast(texts)
             encoded = self._engine.encode_batch_fast(texts, add_special_tokens=False)
@@ -179,7 +179,7 @@ def open_fast(tokenizer_json: str, engine: Engine) -> Encode | None:
     if fastokens is None:
         return None
     try:
-        with panics_refused(FILE_NAME):
+        with refuse_panics(FILE_NAME):
             fast = fastokens.Tokenizer.from_json_str(tokenizer_json)
     except Exception:  # noqa: BLE001  # it names no error of its own for what it does not know
         return None

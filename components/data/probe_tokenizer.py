@@ -1,11 +1,10 @@
-"""The child process that opens a tokenizer file first; the argument is the file's suffix.
+"""Child process that checks a tokenizer file; the argument is the suffix of the file.
 
-The file comes on standard input. Status 0 means that it can be opened and encodes lines of text
-within the limits. Else the reason is on standard output, unless the process was killed.
+It reads the file from standard input. It exits with 0 if the file opens and encodes text within
+the limits. Otherwise it writes the reason to standard output, unless it is killed.
 """
 
 import json
-import math
 import resource
 import sys
 from collections.abc import Iterator
@@ -18,41 +17,39 @@ from components.data.byte_bpe import open_fast
 from components.data.engine_check import PROBES
 
 MOST_SECONDS, MOST_MEMORY = 15, 8 << 30
-MOST_GROWTH = 1000  # characters made of one, by all replacements together
+MOST_GROWTH = 1000  # output characters or tokens for each input character
 PARTS = ("normalizer", "pre_tokenizer", "decoder")
 
 
-def growth_of(part: Any) -> float:
-    """Return how many characters the replacements of a part can make of one character."""
-    factors = [1.0]
-    for step in _steps(part):
+def bound_growth(part: Any) -> float:
+    """Return the most characters that the replacements of a part make from one character."""
+    growth = 1.0
+    for step in _find_steps(part):
         content, pattern = step.get("content"), step.get("pattern")
         if isinstance(content, str) and isinstance(pattern, dict):
             matched = len(str(pattern.get("String", "")))  # a Regex may match nothing
-            factors.append(max(1.0, len(content) / matched if matched else len(content) + 1))
-    return math.prod(factors)
+            growth *= max(1.0, len(content) / matched if matched else len(content) + 1)
+    return growth
 
 
-def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    waiting = [part]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            yield node
-        if isinstance(node, dict | list):
-            waiting += node.values() if isinstance(node, dict) else node
+def _find_steps(part: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(part, dict):
+        yield part
+        part = [*part.values()]
+    if isinstance(part, list):
+        for item in part:
+            yield from _find_steps(item)
 
 
 def _probe_json(content: str) -> None:
     tree = json.loads(content)
-    growth = max(growth_of(tree.get(part)) for part in PARTS)
+    growth = max(bound_growth(tree.get(part)) for part in PARTS)
     if growth > MOST_GROWTH:
         raise ValueError(f"its replacements can make {growth:.0f} characters of one")
-    steps = (step.get("pattern") for step in _steps(tree.get("normalizer")))
-    patterns = [str(list(one.values())) for one in steps if isinstance(one, dict)]
+    patterns = [step.get("pattern") for step in _find_steps(tree.get("normalizer"))]
     engine = Engine.from_str(content)
     open_fast(content, engine)
-    for text in (*PROBES, " ".join(patterns)):
+    for text in (*PROBES, str(patterns)):
         ids = engine.encode(text, add_special_tokens=False).ids
         if len(ids) > MOST_GROWTH * (len(text.encode()) + 1):
             raise ValueError(f"it makes {len(ids):,} tokens of {len(text):,} characters")
@@ -60,27 +57,26 @@ def _probe_json(content: str) -> None:
 
 
 def _probe_pieces(content: bytes) -> None:
+    if not content:
+        raise ValueError("the file is empty")  # the library would load it
     pieces = sentencepiece.SentencePieceProcessor(model_proto=content)
     for text in PROBES:
         pieces.decode(pieces.encode(text))
 
 
 def _main() -> None:
-    for limit, most in (
-        (resource.RLIMIT_CPU, MOST_SECONDS),
-        (resource.RLIMIT_AS, MOST_MEMORY),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, hard = resource.getrlimit(limit)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(limit, (most, hard))
+    limits = {resource.RLIMIT_CPU: MOST_SECONDS, resource.RLIMIT_AS: MOST_MEMORY}
+    for kind, limit in {**limits, resource.RLIMIT_CORE: 0}.items():
+        _, hard = resource.getrlimit(kind)
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, hard))
     content = sys.stdin.buffer.read()
     try:
         if sys.argv[1] == ".json":
             _probe_json(content.decode())
-        elif content:
+        else:
             _probe_pieces(content)
-    except BaseException as error:  # noqa: BLE001 (a panic of Rust is no Exception)
+    except BaseException as error:  # noqa: BLE001 (a panic of Rust is not an Exception)
         sys.stdout.write(" ".join(str(error).split())[:300] or type(error).__name__)
         sys.exit(1)
 

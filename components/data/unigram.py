@@ -115,7 +115,7 @@ class Unigram(Tokenizer):
             )
         except RuntimeError as error:
             raise failures[0] if failures else self._explain(str(error)) from error
-        trust(model.getvalue())
+        trust(".model", model.getvalue())
         with replace_atomically(folder / FILE_NAME) as file:
             file.write(model.getvalue())
         self.load(folder)

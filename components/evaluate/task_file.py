@@ -1,8 +1,8 @@
-"""A received task file: which keys and values it may have, and what its templates may compute.
+"""Received task files: the keys and values they may have, and limits for their templates.
 
-lm-eval runs what it finds: functions, metrics and aggregations by name, templates without a
-limit of time or memory. So every key has a type here, and a template is an expression of steps
-whose result is at most a few times as long as their input.
+lm-eval runs functions, metrics and aggregations by name, and templates without a limit of time
+or memory. So every key has a type here, and a template may only use steps that bound the length
+of their result.
 """
 
 from typing import Annotated, Any, Literal
@@ -16,38 +16,13 @@ from components.config.schema.types import FrozenMapping, Section, Words
 MOST_GROWTH, MOST_CHARACTERS = 1000, 1 << 16
 TEMPLATES = ("description", "doc_to_text", "doc_to_target", "doc_to_choice")
 _NODES = (
-    *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Name, nodes.Const, nodes.List),
-    *(nodes.Tuple, nodes.Getattr, nodes.Getitem, nodes.Slice, nodes.Keyword, nodes.Call),
-    *(nodes.Filter, nodes.Test, nodes.If, nodes.CondExpr, nodes.Compare, nodes.Operand),
-    *(
-        nodes.Dict,
-        nodes.Pair,
-        nodes.And,
-        nodes.Or,
-        nodes.Not,
-        nodes.Add,
-        nodes.Sub,
-        nodes.Concat,
-        nodes.Neg,
-    ),
+    "Template Output TemplateData Name Const List Tuple Dict Pair Getattr Getitem Slice Keyword"
+    " Call Filter Test If CondExpr Compare Operand And Or Not Add Sub Concat Neg"
 )
-_STEPS = frozenset(  # filters and methods
-    (
-        *(
-            "trim",
-            "strip",
-            "lstrip",
-            "rstrip",
-            "upper",
-            "lower",
-            "capitalize",
-            "title",
-            "split",
-        ),
-        *("index", "find", "startswith", "endswith", "removeprefix", "removesuffix", "replace"),
-        *("join", "first", "last", "length", "int", "float", "string", "list", "default"),
-        *("get", "keys", "values"),
-    )
+_STEPS = (  # filters and methods
+    "capitalize default endswith find first float get index int join keys last length list"
+    " lower lstrip removeprefix removesuffix replace rstrip split startswith string strip title"
+    " trim upper values"
 )
 
 
@@ -55,60 +30,53 @@ def check_template(text: str) -> None:
     """Check that a template can be rendered in bounded time and memory.
 
     Raises:
-        ValueError: it cannot be read, or it has a loop, a definition, or a step that can make
-            long text of short.
+        ValueError: it cannot be read, has a loop or a definition, or can turn short text into
+            long text.
     """
     growth = 1.0
     try:
-        found = list(SandboxedEnvironment().parse(text).find_all(nodes.Node))
+        steps = list(SandboxedEnvironment().parse(text).find_all(nodes.Node))
     except (TemplateError, RecursionError) as error:
         raise ValueError(f"cannot be read: {error}") from None
-    for node in found:
-        if type(node) not in _NODES:
-            raise ValueError(f"has a step that is not allowed: {type(node).__name__}")
-        if isinstance(node, nodes.Filter | nodes.Call):
-            growth *= _growth(node)
+    for step in steps:
+        if type(step).__name__ not in _NODES.split():
+            raise ValueError(f"has a step that is not allowed: {type(step).__name__}")
+        if isinstance(step, nodes.Filter | nodes.Call):
+            growth *= _bound_growth(step)
     if growth > MOST_GROWTH:
-        raise ValueError("can make long text of short: use fewer join and replace")
+        raise ValueError("can turn short text into long text: use fewer join and replace")
 
 
-def _growth(node: nodes.Filter | nodes.Call) -> float:
-    """Bound how many times as long as its input the result of a step can be."""
-    called = node if isinstance(node, nodes.Filter) else node.node
-    step = getattr(called, "name" if called is node else "attr", "a function")
-    arguments = [*node.args, *(one.value for one in node.kwargs)]
-    if node.dyn_args or node.dyn_kwargs or step not in _STEPS:
-        raise ValueError(f"has the step {step}, it may have {', '.join(sorted(_STEPS))}")
-    if step not in {"join", "replace"}:
+def _bound_growth(call: nodes.Filter | nodes.Call) -> float:
+    """Return the largest ratio of a result's length to the length of its input."""
+    if isinstance(call, nodes.Filter):
+        name = call.name
+    else:
+        name = getattr(call.node, "attr", "a function")
+    if call.dyn_args or call.dyn_kwargs or name not in _STEPS.split():
+        raise ValueError(f"has the step {name}, it may have {', '.join(_STEPS.split())}")
+    if name not in {"join", "replace"}:
         return 1.0
-    texts = [str(one.value) for one in arguments if isinstance(one, nodes.Const)]
-    if len(texts) < len(arguments):
-        raise ValueError(f"gives {step} something other than texts")
-    lengths = [*map(len, texts), 0]
-    longer = lengths[1] / lengths[0] if step == "replace" and lengths[0] else sum(lengths) + 1
-    return max(1.0, longer)
+    arguments = [*call.args, *(keyword.value for keyword in call.kwargs)]
+    if not all(isinstance(argument, nodes.Const) for argument in arguments):
+        raise ValueError(f"gives {name} something other than texts")
+    old, new = [*(len(str(argument.value)) for argument in arguments), 0, 0][:2]
+    return max(1.0, new / old if name == "replace" and old else old + new + 1)
 
 
 Text = Annotated[str, Field(max_length=MOST_CHARACTERS)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Aggregation = Literal[
-    "mean",
-    "nanmean",
-    "median",
-    "perplexity",
-    "weighted_perplexity",
-    "bits_per_byte",
-    "f1",
-    "matthews_corrcoef",
-    "brier_score",
-]
+Aggregation = Literal["mean", "nanmean", "median", "perplexity", "weighted_perplexity",
+                      "bits_per_byte", "f1", "matthews_corrcoef", "brier_score"]  # fmt: skip
 FilterName = Literal["take_first", "take_first_k", "majority_vote", "lowercase", "uppercase",
                      "remove_whitespace"]  # fmt: skip
+OutputType = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling",
+                     "generate_until"]  # fmt: skip
 
 
 class Metric(Section):
-    """One of lm-eval's own metrics, by name."""
+    """A metric of lm-eval, by name."""
 
     metric: str
     aggregation: Aggregation | None = None
@@ -120,21 +88,21 @@ class Metric(Section):
 
 
 class AnswerFilter(Section):
-    """One step of what is done to an answer; patterns are left out, which may run for ever."""
+    """A change of an answer. Regular expressions are not allowed: they may run forever."""
 
     function: FilterName
     k: Annotated[int, Field(ge=1, le=1000)] | None = None
 
 
 class FilterList(Section):
-    """Steps in their order, under a name."""
+    """A named sequence of changes of an answer."""
 
     name: str
     filter: Annotated[tuple[AnswerFilter, ...], Field(strict=False)]
 
 
 class GenerationOptions(Section):
-    """How an answer is generated."""
+    """Options of lm-eval for generated answers."""
 
     until: Words | str = ()
     max_gen_toks: Annotated[int, Field(ge=1, le=1 << 15)] = 256
@@ -145,7 +113,7 @@ class GenerationOptions(Section):
 
 
 class TaskFile(Section):
-    """All keys that a task file may have; ``dataset_kwargs`` are checked with their files."""
+    """All keys of a task file; the caller checks the files of ``dataset_kwargs``."""
 
     task: str
     task_alias: Text | None = None
@@ -157,9 +125,7 @@ class TaskFile(Section):
     validation_split: str | None = None
     test_split: str | None = None
     fewshot_split: str | None = None
-    output_type: Literal[
-        "multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until"
-    ] = "generate_until"
+    output_type: OutputType = "generate_until"
     doc_to_text: Text | int = ""
     doc_to_target: Text | int | Texts = ""
     doc_to_choice: Text | Texts | None = None

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from components.data import tokenizer_file
-from components.data.probe_tokenizer import growth_of
-from components.data.tokenizer_file import open_engine, open_pieces, panics_refused
+from components.data.probe_tokenizer import bound_growth
+from components.data.tokenizer_file import open_engine, open_pieces, refuse_panics
 from components.errors import RecipeError
 from tests.components.data.test_byte_bpe import make, words
 
@@ -155,9 +155,9 @@ def test_a_panic_is_an_error_and_other_exceptions_pass() -> None:
         pass
 
     works = "is not a tokenizer that works: called unwrap"
-    with pytest.raises(RecipeError, match=works), panics_refused("x.json"):
+    with pytest.raises(RecipeError, match=works), refuse_panics("x.json"):
         raise PanicException("called unwrap")
-    with pytest.raises(KeyboardInterrupt), panics_refused("x.json"):
+    with pytest.raises(KeyboardInterrupt), refuse_panics("x.json"):
         raise KeyboardInterrupt
 
 
@@ -173,7 +173,7 @@ def test_a_panic_is_an_error_and_other_exceptions_pass() -> None:
     ],
 )
 def test_growth_is_the_product_of_all_replacements(part, growth) -> None:
-    assert growth_of(part) == growth
+    assert bound_growth(part) == growth
 
 
 @pytest.mark.long
@@ -184,7 +184,7 @@ def test_patterns_that_backtrack_do_not_hang(valid, tmp_path, suffix) -> None:
     file.write_text(json.dumps(tree), "utf-8")
     try:
         engine = open_engine(file, "fetch it")
-        with panics_refused(file):
+        with refuse_panics(file):
             engine.encode("a" * 200)
     except RecipeError:
         pass
