@@ -1,4 +1,4 @@
-"""Ask a scheduler by its own commands; what it refuses, and a missing command, in one line."""
+"""Run the commands of a scheduler; errors and missing commands become one line."""
 
 import os
 import socket
@@ -17,12 +17,10 @@ _answers: ContextVar[dict[tuple[str, ...], str | SchedulerError] | None] = Conte
 
 
 @contextmanager
-def asked_once() -> Iterator[None]:
-    """Ask each question once in this block, and none after one that was not answered."""
-    if _answers.get() is not None:  # within such a block
-        yield
-        return
-    token = _answers.set({})
+def cached_answers() -> Iterator[None]:
+    """Run each command once in this block, and no further command after one that times out."""
+    outer = _answers.get()  # of a block around this one
+    token = _answers.set({} if outer is None else outer)
     try:
         yield
     finally:
@@ -30,13 +28,13 @@ def asked_once() -> Iterator[None]:
 
 
 def ask(words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """Run a scheduler's command and return what it prints; None: in this environment."""
+    """Return the output of a command; by default it gets our environment."""
     if (answers := _answers.get()) is None:
         return _run(words, environment)
-    silent = [one for one in answers.values() if isinstance(one, NoAnswerError)]
+    timeouts = [answer for answer in answers.values() if isinstance(answer, NoAnswerError)]
     if (key := tuple(words)) not in answers:
         try:
-            answers[key] = silent[0] if silent else _run(words, environment)
+            answers[key] = timeouts[0] if timeouts else _run(words, environment)
         except SchedulerError as error:
             answers[key] = error
     if isinstance(answer := answers[key], SchedulerError):
@@ -55,8 +53,8 @@ def _run(words: Sequence[str], environment: Mapping[str, str] | None) -> str:
             timeout=ANSWERS_WITHIN_SECONDS,
         )
     except subprocess.CalledProcessError as error:
-        said = " ".join(str(error.stderr or error.stdout).split())
-        raise SchedulerError(f"{words[0]}: {said}") from None
+        output = " ".join(str(error.stderr or error.stdout).split())
+        raise SchedulerError(f"{words[0]}: {output}") from None
     except FileNotFoundError:
         raise SchedulerError(f"{words[0]} is not found on {socket.gethostname()}") from None
     except subprocess.TimeoutExpired as error:
@@ -65,7 +63,7 @@ def _run(words: Sequence[str], environment: Mapping[str, str] | None) -> str:
 
 
 def ask_unless_gone(words: Sequence[str], gone: Sequence[str]) -> str | None:
-    """Ask; None if a word of ``gone`` is in the refusal: the jobs have ended meanwhile."""
+    """Run a command; None if its error has a text of ``gone``: the jobs have ended."""
     try:
         return ask(words)
     except SchedulerError as error:

@@ -24,7 +24,7 @@ from cluster.decisions import (
     why_no_node,
     why_not_relaunched,
 )
-from cluster.launcher_log import LauncherReport, as_listed, read_launcher_log, suspected
+from cluster.launcher_log import LauncherReport, match_nodes, read_launcher_log, suspect_nodes
 from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell, tell_end
 from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
 from components.config.schema.recipe import Recipe, read_recipe
@@ -180,7 +180,7 @@ def find_failure(
     errors = read_errors(ranks)
     error = errors[0] if errors else None
     if (lost := _LOST.search(log)) and not (error is not None and error.is_own):
-        left_out = as_listed([lost["node"]], nodes)
+        left_out = match_nodes([lost["node"]], nodes)
         return Failure(why=f"node {lost['node']} was lost", nodes=left_out, of_node=True)
     if report.not_launched:
         why = report.complaint[:_LONGEST]
@@ -206,14 +206,14 @@ def _of_error(
     if (soft := soft_failure(text)) is not None:
         places = {rank // per_node for rank in soft.ranks}
         named = [node for number, node in enumerate(nodes) if number in places]
-        why, left_out = soft.text[:_LONGEST], suspected(named, nodes)
+        why, left_out = soft.text[:_LONGEST], suspect_nodes(named, nodes)
         return Failure(why=why, nodes=left_out, of_node=True, bad_step=soft.step)
     own = tuple(nodes[place : place + 1])
     if text == CUT_SHORT:
         lines = _last_lines(ranks, own[0], error.rank) if own else []
         text = next((line for line in reversed(lines) if line[:1].strip()), text)
     mendable = any(
-        one.is_mendable for one in report.endings if as_listed([one.node], nodes) == own
+        one.is_mendable for one in report.endings if match_nodes([one.node], nodes) == own
     )
     # Ranks that outlived their job hold the folder: the next may be luckier.
     mistake = text.startswith(f"{RecipeError.__name__}: ") or mendable
@@ -233,9 +233,9 @@ def _of_killed(report: LauncherReport, ranks: Path, nodes: Sequence[str]) -> Fai
     """
     killed = [one for one in report.endings if one.is_killed]
     first, why = killed[0], str(killed[0])
-    named = as_listed([first.node], nodes)
+    named = match_nodes([first.node], nodes)
     if report.is_out_of_memory:
-        every = as_listed([one.node for one in killed], nodes)
+        every = match_nodes([one.node for one in killed], nodes)
         why += "" if "Memory" in first.what else " (the memory of its node was full)"
         return Failure(why=why, nodes=named, of_node=len(every) == 1 and every != (*nodes[:1],))
     found = map(_LAST_WORDS.match, reversed(_last_lines(ranks, first.node, first.rank)))
@@ -265,7 +265,7 @@ def _last_lines(ranks: Path, node: str, rank: int | None) -> list[str]:
 def copies_failure(failed: Mapping[str, str], nodes: Sequence[str]) -> Failure:
     """Name the nodes without a copy of Python; what no node can take is no node's fault."""
     reasons = " | ".join(f"{node}: {why}" for node, why in failed.items())
-    named = as_listed(failed, nodes)
+    named = match_nodes(failed, nodes)
     shared = len(failed) == len(nodes) > 1
     why = f"copies: {reasons}"[:_LONGEST]
     return Failure(why=why, nodes=named, of_node=not shared, of_user=shared)

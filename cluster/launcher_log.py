@@ -1,4 +1,4 @@
-"""What a launcher's output says: ranks that died, nodes that started none, other complaints.
+"""Parse the output of a launcher: ranks that died, nodes without ranks, other errors.
 
 Launchers are srun, Cray's PALS, Hydra (MPICH, Intel MPI) and Open MPI. Their daemons, ssh and
 PBS write into the same output.
@@ -22,7 +22,7 @@ _KILLED = re.compile(
     r"Killed|Bus error|Segmentation fault|Aborted|died from signal (?!15)|Out Of Memory|"
     r"EXIT CODE: (?:6|7|9|11|13[4579])\b"
 )
-_ASKED_TO_END = re.compile(r"Terminated|signal 15|Force Terminated")
+_TERMINATED = re.compile(r"Terminated|signal 15|Force Terminated")
 _MENDABLE = re.compile(r"(?:exit code|with code|EXIT CODE:) 2\b")
 _MEMORY = re.compile(r"out[- ]of[- ]memory|oom[-_]kill|\bmem \d+kb exceeded", re.IGNORECASE)
 _COMPLAINT = re.compile(
@@ -46,7 +46,7 @@ _LAUNCHED_RANK = re.compile(r"task (\d+) launch failed")
 
 @dataclass(frozen=True)
 class RankEnding:
-    """How a rank ended, as its launcher says it."""
+    """How a rank ended, in the words of its launcher."""
 
     node: str
     rank: int | None
@@ -54,12 +54,12 @@ class RankEnding:
 
     @property
     def is_killed(self) -> bool:
-        """Whether it died, and not because its launcher ended it."""
-        return bool(_KILLED.search(self.what)) and not _ASKED_TO_END.search(self.what)
+        """Whether the rank died for a reason other than its launcher."""
+        return bool(_KILLED.search(self.what)) and not _TERMINATED.search(self.what)
 
     @property
     def is_mendable(self) -> bool:
-        """Whether its exit status says that a user has to mend something."""
+        """Whether its exit status means that the user has to fix something."""
         return bool(_MENDABLE.search(self.what))
 
     def __str__(self) -> str:
@@ -69,46 +69,42 @@ class RankEnding:
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherReport:
-    """What a launcher said; no failed rank explains ``complaint``, one line."""
+    """What a launcher reported; ``complaint`` is a line that no failed rank explains."""
 
     endings: tuple[RankEnding, ...]
     complaint: str
-    not_launched: tuple[str, ...]  # nodes that are to blame for a launch that failed
+    not_launched: tuple[str, ...]  # nodes that failed to launch
     is_out_of_memory: bool
 
 
 def read_launcher_log(log: str, *, nodes: Sequence[str], per_node: int) -> LauncherReport:
     """Read the output of one launch on these ``nodes``."""
-    found = (m for one in _ENDINGS for m in re.finditer(one, log, re.MULTILINE))
-    endings = [
-        RankEnding(
-            m["node"], int(m["rank"]) if m["rank"] else None, " ".join(m["what"].split())
-        )
-        for m in sorted(found, key=re.Match.start)
-    ]
-    lines = [m[0].strip() for m in _COMPLAINT.finditer(log)]
-    lines = [one for one in lines if _SERIOUS.search(one) and not _CONSEQUENCE.search(one)]
-    failed = [one for one in lines if _NOT_LAUNCHED.search(one)]
-    named = [word for line in failed for word in re.findall(r"[\w.-]+", line)]
-    named += [
-        node
-        for rank in _LAUNCHED_RANK.findall("\n".join(failed))
-        for node in nodes[int(rank) // per_node :][:1]
-    ]
+    matches = (match for form in _ENDINGS for match in re.finditer(form, log, re.MULTILINE))
+    lines = [match[0].strip() for match in _COMPLAINT.finditer(log)]
+    lines = [line for line in lines if _SERIOUS.search(line) and not _CONSEQUENCE.search(line)]
+    failed = [line for line in lines if _NOT_LAUNCHED.search(line)]
+    named = re.findall(r"[\w.-]+", "\n".join(failed))
+    for rank in _LAUNCHED_RANK.findall("\n".join(failed)):
+        named += nodes[int(rank) // per_node :][:1]
     return LauncherReport(
-        endings=tuple(endings),
-        complaint=next(iter((*failed, *lines)), ""),
-        not_launched=suspected(as_listed(named, nodes), nodes),
+        endings=tuple(map(_read_ending, sorted(matches, key=re.Match.start))),
+        complaint=next(iter([*failed, *lines]), ""),
+        not_launched=suspect_nodes(match_nodes(named, nodes), nodes),
         is_out_of_memory=bool(_MEMORY.search(log)),
     )
 
 
-def as_listed(names: Iterable[str], nodes: Sequence[str]) -> tuple[str, ...]:
-    """Give nodes the names that the scheduler knows: some call themselves by their domain."""
+def _read_ending(match: re.Match[str]) -> RankEnding:
+    rank = int(match["rank"]) if match["rank"] else None
+    return RankEnding(match["node"], rank, " ".join(match["what"].split()))
+
+
+def match_nodes(names: Iterable[str], nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return the nodes among ``names``, which may have another domain than the scheduler's."""
     known = {name.partition(".")[0] for name in names}
     return tuple(node for node in nodes if node.partition(".")[0] in known)
 
 
-def suspected(named: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
-    """Suspect the nodes that are named, unless these are all of several: it is none of them."""
+def suspect_nodes(named: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return the named nodes; if these are all of several nodes, no node is at fault."""
     return () if len(named) == len(nodes) > 1 else tuple(named)

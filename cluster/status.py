@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.asking import asked_once
+from cluster.asking import cached_answers
 from cluster.chain import ChainState, Event, JobAttempt, chain_of
 from cluster.chain_events import LostEvent
 from cluster.decisions import to_lift
@@ -127,7 +127,7 @@ def queue_of(scheduler: Scheduler, ids: Sequence[str], jobs: Jobs) -> tuple[JobS
     Raises:
         SchedulerError: the scheduler does not answer, or the jobs are somebody else's.
     """
-    with asked_once():
+    with cached_answers():
         found = [scheduler.states(one, jobs.path) for one in ids or ("",)]
     return tuple(found[0])
 

@@ -135,7 +135,7 @@ def submit_all(points: Sequence[Sequence[str]]) -> Status:
     are left alone. Of one user a queue may take fewer jobs than the points have: the others
     are told, and left for the same command.
     """
-    from cluster.asking import asked_once
+    from cluster.asking import cached_answers
     from command.actions.jobs.status import print_runs
 
     taken = Counter[str]()
@@ -144,7 +144,7 @@ def submit_all(points: Sequence[Sequence[str]]) -> Status:
     def look(point: SweepPoint) -> None:
         ready.extend(_check(point, taken))
 
-    with asked_once():
+    with cached_answers():
         found, statuses = _look_at(points, "submit", look, beside=[SWEEP])
     if statuses[-1] >= Status.INTERRUPTED or not found:
         return max(statuses)

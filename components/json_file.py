@@ -30,11 +30,7 @@ def read_mapping(
             something else.
     """
     try:
-        with open_regular(file) as stream:
-            raw = stream.read(MOST_BYTES + 1)
-        if len(raw) > MOST_BYTES:
-            raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
-        tree = parse_json(raw, finite=finite)
+        tree = parse_json(read_bounded(file, MOST_BYTES), finite=finite)
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"
         raise RecipeError(str(file), problem, remedy) from None
@@ -43,6 +39,20 @@ def read_mapping(
     if not isinstance(tree, dict):
         raise RecipeError(str(file), f"holds a {type(tree).__name__}, not a mapping", remedy)
     return tree
+
+
+def read_bounded(file: Path, most_bytes: int) -> bytes:
+    """Read a regular file whole.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is not a regular file, or is too large.
+    """
+    with open_regular(file) as stream:
+        content = stream.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"is larger than {most_bytes >> 20} MiB")
+    return content
 
 
 def open_regular(file: Path) -> BinaryIO:

@@ -1,10 +1,9 @@
-"""Texts in a column of a table: Parquet and Arrow files, and what ``datasets`` opens.
+"""Read texts from a table column: Parquet and Arrow files, and datasets of ``datasets``.
 
-That is a name on the hub, or a folder of data files; never with code out of the dataset: the
-library itself refuses a folder that needs it. What a dataset says of itself (README, schemas)
-may name files elsewhere and addresses: of a folder only regular files inside are read, of the
-hub only files there, and only the column of texts is decoded. A folder that
-``Dataset.save_to_disk`` wrote is read as Arrow files.
+A dataset is a name on the hub or a folder of data files. Its code never runs: the library
+refuses a dataset that needs code. Its README and schemas may name other files or addresses. So
+only regular files inside the folder, or files of the hub, are read, and only the text column is
+decoded. A folder that ``Dataset.save_to_disk`` wrote is read as Arrow files.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ import yaml
 from components.config.schema.data import HubDataset
 from components.data.files import FileRecord, HashFile, hash_file
 from components.errors import RecipeError
-from components.json_file import read_mapping
+from components.json_file import read_bounded, read_mapping
 from components.run.ownership import check_inside
 from data_prep.read import Document, Input, LocalFile
 
@@ -34,7 +33,7 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 CARDS = ("README.md", ".huggingface.yaml")  # in which a folder describes itself
 MOST_CARD_BYTES = 1 << 20
-# What the library reads tables of texts with; others unpack archives, or open what rows name.
+# Readers for tables of texts; others unpack archives or open files that rows name.
 READERS = frozenset({"arrow", "cache", "csv", "json", "parquet", "text"})
 ARCHIVES = (".zip", ".tar", ".7z", ".rar", ".tgz")
 
@@ -72,8 +71,8 @@ class ParquetFile(LocalFile):
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[dict[str, Any], Iterator[Any]]]:
-        """Give the types of all columns and the batches of ours; explain what fails on them."""
-        import pyarrow  # slow to import: only who reads a table pays
+        """Yield the types of all columns and the batches of ours; explain read errors."""
+        import pyarrow  # slow to import
 
         done = 0
 
@@ -91,7 +90,7 @@ class ParquetFile(LocalFile):
             raise
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             problem = f"is damaged behind row {done:,}: {error}"
-            raise self._error(problem, "copy it anew") from error
+            raise self._error(problem, "copy it again") from error
 
     def _open(self, file: BinaryIO) -> tuple[Any, Iterator[Any]]:
         import pyarrow.parquet  # see above
@@ -206,36 +205,32 @@ class HubInput(Input):
         """Refuse a column whose values name files that the library would open."""
         import datasets
 
-        if not isinstance(
-            (features or {}).get(self.column, datasets.Value("string")), datasets.Value
-        ):
-            raise self._error(
-                f"has no texts in the column {self.column!r}", "name another column"
-            )
+        kind = (features or {}).get(self.column)
+        if kind is not None and not isinstance(kind, datasets.Value):
+            problem = f"has no texts in the column {self.column!r}"
+            raise self._error(problem, "name another column")
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        """Open the dataset, and tell what goes wrong with it from there on."""
-        one, folder = self.dataset, Path(self.dataset.path)
+        """Open the dataset; name it in errors, also in those of its readers."""
+        source, folder = self.dataset, Path(self.dataset.path)
         try:
             if folder.is_dir():
                 check_inside(folder, self.where)
                 _check_cards(folder)
-            elif not HUB_NAME.fullmatch(one.path):
+            elif not HUB_NAME.fullmatch(source.path):
                 raise FileNotFoundError("is neither a folder nor a name on the hub")
-            import datasets  # slow to import: only who reads one pays
-            from datasets.exceptions import DatasetsError
+            import datasets  # slow to import
 
             datasets.disable_progress_bars()
-            with _as_value_errors(DatasetsError, TypeError, AttributeError, KeyError):
-                builder = datasets.load_dataset_builder(
-                    one.path, one.name, revision=one.revision
-                )
-                _check_files(builder, folder)
-                yield builder
+            builder = datasets.load_dataset_builder(
+                source.path, source.name, revision=source.revision
+            )
+            _check_files(builder, folder)
+            yield builder
         except RecipeError:
             raise
-        except (OSError, ValueError, RuntimeError, yaml.YAMLError) as error:
+        except Exception as error:  # odd values of a README make the library raise anything
             reason = error.__cause__ or error
             first = str(reason).strip().splitlines()[:1] or [type(reason).__name__]
             remedy = "correct path, name, split or revision; datasets with code are not read"
@@ -245,30 +240,18 @@ class HubInput(Input):
             raise self._error(f"cannot be read: {first[0]}", remedy) from error
 
 
-@contextmanager
-def _as_value_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn what the library raises into ValueError; odd values of a README are of any kind."""
-    try:
-        yield
-    except kinds as error:
-        raise ValueError(str(error)) from error.__cause__ or error
-
-
 def _check_cards(folder: Path) -> None:
-    """Raise ValueError where a folder's own description names files outside, or addresses."""
+    """Raise a ValueError if the description of a folder names addresses or outside files."""
     for file in (folder / name for name in CARDS):
         if not file.is_file():
             continue
-        with file.open("rb") as stream:
-            text = stream.read(MOST_CARD_BYTES + 1).decode()
-        if len(text) > MOST_CARD_BYTES:
-            raise ValueError(f"{file.name} has more than {MOST_CARD_BYTES:,} bytes")
+        text = read_bounded(file, MOST_CARD_BYTES).decode()
         if file.suffix == ".md":
             front = re.match(r"\s*---[\r\n]+(.*?)[\r\n]+---", text, re.DOTALL)
             text = front[1] if front else ""
-        for token in yaml.scan(text, yaml.SafeLoader):
-            if isinstance(token, yaml.AliasToken):
-                raise ValueError(f"{file.name} has aliases")
+        tokens = yaml.scan(text, yaml.SafeLoader)
+        if any(isinstance(token, yaml.AliasToken) for token in tokens):
+            raise ValueError(f"{file.name} has aliases")
         tree = yaml.safe_load(text)
         for place in _texts(tree.get("configs") if isinstance(tree, dict) else None):
             odd = place.startswith(("/", "~")) or ".." in Path(place).parts
@@ -285,7 +268,7 @@ def _texts(tree: object) -> Iterator[str]:
 
 
 def _check_files(builder: Any, folder: Path) -> None:
-    """Raise ValueError unless all files are in the folder, or on the hub, and hold tables."""
+    """Raise a ValueError unless all files are tables in the folder or on the hub."""
     reader = type(builder).__module__.rpartition(".")[2]
     if reader not in READERS:
         raise ValueError(f"holds no tables of texts: the library takes it for {reader}")

@@ -17,8 +17,8 @@ from command.actions.new import (
 from command.arguments import Arguments
 from command.compose import compose_defaults, compose_group
 from command.new_recipe import material, page
-from command.new_recipe.material import GivenText, GivenTokenizer
-from command.new_recipe.sizes import CONTINUED_LR, LONGEST, Sizes, size_budget
+from command.new_recipe.material import GivenTokenizer
+from command.new_recipe.sizes import CONTINUED_LR, LONGEST, size_budget
 from components.command_line import command_line
 from components.config.schema.types import thaw
 from components.errors import RecipeError
@@ -33,18 +33,11 @@ Tree = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Request:
-    """What goes into the page; ``model`` is the whole section, with references."""
+class _Request(page.RecipeRequest):
+    """A recipe of an imported model; ``model`` is the whole section, with references."""
 
-    name: str
-    file: Path
     imported: "ImportedModel"
     model: Tree
-    text: GivenText | None
-    tokenizer: GivenTokenizer | None
-    pieces: int
-    bytes_per_token: float
-    sizes: Sizes
 
 
 def run(arguments: Arguments) -> None:
@@ -53,13 +46,7 @@ def run(arguments: Arguments) -> None:
 
     request = _read_request(arguments)
     imported = request.imported
-    folder = imported.file.parent
-    check_trusted(
-        request.file,
-        text=request.text,
-        tokenizer=request.tokenizer,
-        weights=folder if arguments.weights else None,
-    )
+    check_trusted(request, imported.file.parent if arguments.weights else None)
 
     def check(written: Path) -> None:
         config_json.check_same(imported, thaw(page.check_composes(written).model))
@@ -146,9 +133,7 @@ def _fill(request: _Request, arguments: Arguments) -> str:
         lr=page.round_rate(sizes.lr * (CONTINUED_LR if arguments.weights else 1)),
         schedule=page.cosine(sizes),
         context_tokens=imported.context_tokens,
-        **page.said_of_data(
-            request.text, request.tokenizer, request.pieces, request.bytes_per_token
-        ),
+        **page.describe_data(request),
     )
 
 

@@ -9,19 +9,20 @@ from typing import Any
 from command.arguments import ROOT, Arguments, groups
 from command.compose import compose_full, compose_group
 from command.new_recipe import material
-from command.new_recipe.material import GivenText, GivenTokenizer
+from command.new_recipe.material import GivenText
 from command.new_recipe.page import (
     FAMILY,
     LIBRARY_BYTES,
+    RecipeRequest,
     check_composes,
     cosine,
+    describe_data,
     exists,
     render,
     round_rate,
-    said_of_data,
     write,
 )
-from command.new_recipe.sizes import Sizes, choose_sizes, keep_lengths
+from command.new_recipe.sizes import choose_sizes, keep_lengths
 from command.recipe.own_places import NAME, lies_in_own_place
 from components.command_line import command_line
 from components.errors import RecipeError
@@ -32,24 +33,17 @@ Tree = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewRecipe:
-    """What goes into the page."""
+class NewRecipe(RecipeRequest):
+    """A recipe on top of ``below``: the tree of ``like``, or only the family's model."""
 
-    name: str
-    file: Path
     like: str | None
-    below: Tree  # what stands below it: the tree of ``like``, or the family's model alone
-    text: GivenText | None
-    tokenizer: GivenTokenizer | None
-    pieces: int
-    bytes_per_token: float
-    sizes: Sizes
+    below: Tree
 
 
 def run(arguments: Arguments) -> None:
     """Write ``recipes/NAME.yaml``, or ``file=``, if what it says composes."""
     new = read_request(arguments)
-    check_trusted(new.file, text=new.text, tokenizer=new.tokenizer)
+    check_trusted(new)
     write(new.file, fill(new, arguments), check_composes)
     sizes = new.sizes
     say(
@@ -142,24 +136,18 @@ def find_place(arguments: Arguments) -> tuple[str, Path]:
     return name, file
 
 
-def check_trusted(
-    file: Path,
-    *,
-    text: GivenText | None,
-    tokenizer: GivenTokenizer | None,
-    weights: Path | None = None,
-) -> None:
+def check_trusted(new: RecipeRequest, weights: Path | None = None) -> None:
     """Refuse a place where the recipe would count as received, if it names data elsewhere.
 
     Raises:
         RecipeError: it does; with what is named.
     """
-    named = text.patterns if text else []
-    named += [material.as_written(tokenizer.folder)] if tokenizer else []
-    named += [material.as_written(weights)] if weights else []
+    folders = [new.tokenizer and new.tokenizer.folder, weights]
+    named = new.text.patterns if new.text else []
+    named += [material.as_written(folder) for folder in folders if folder]
     outside = [place for place in named if Path(place).is_absolute()]
-    if outside and not lies_in_own_place(file):
-        problem = f"{file} is in no place of your own, where a recipe may name {outside[0]}"
+    if outside and not lies_in_own_place(new.file):
+        problem = f"{new.file} is in no place of your own, where a recipe may name {outside[0]}"
         remedy = f"leave file= out: it is then written to {ROOT / 'recipes'}"
         raise RecipeError("file", problem, remedy)
 
@@ -189,7 +177,7 @@ def fill(new: NewRecipe, arguments: Arguments) -> str:
         begins=new.below.get("from") is not None,
         **_rates(new),
         parallelism=_layout(new),
-        **said_of_data(new.text, new.tokenizer, new.pieces, new.bytes_per_token),
+        **describe_data(new),
     )
 
 

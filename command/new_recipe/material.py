@@ -116,14 +116,14 @@ def choose_column(files: Sequence[LocalFile], pattern: str, wanted: str | None) 
         RecipeError: there are several, or the files have none in common.
     """
     listed = [names for file in files if (names := file.text_columns())]
-    shared = (
-        [name for name in listed[0] if all(name in names for names in listed)] if listed else []
-    )
+    if not listed:
+        return TEXT
+    shared = [name for name in listed[0] if all(name in names for names in listed)]
     for preferred in (wanted, TEXT):
         if preferred in shared:
             return preferred
-    if len(shared) == 1 or not listed:
-        return shared[0] if shared else TEXT
+    if len(shared) == 1:
+        return shared[0]
     fields = ", ".join(dict.fromkeys(chain.from_iterable(listed)))
     problem = f"{pattern} has text in {fields}"
     remedy = "name the field to train on, in all of its files: column=NAME"

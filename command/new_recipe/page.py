@@ -5,6 +5,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,24 +52,36 @@ def render(template: str, arguments: Arguments, *, recipe: str, **said: object) 
     )
 
 
-def said_of_data(
-    text: GivenText | None, tokenizer: GivenTokenizer | None, pieces: int, per_token: float
-) -> Tree:
-    """Give what the part of a page needs that is about text and tokenizer."""
+@dataclass(frozen=True, kw_only=True)
+class RecipeRequest:
+    """What any new recipe is made of."""
+
+    name: str
+    file: Path
+    text: GivenText | None
+    tokenizer: GivenTokenizer | None
+    pieces: int
+    bytes_per_token: float
+    sizes: Sizes
+
+
+def describe_data(request: RecipeRequest) -> Tree:
+    """Return what the template needs about text and tokenizer."""
+    text, tokenizer = request.text, request.tokenizer
     num_bytes = text.num_bytes if text else LIBRARY_BYTES
     return {
         "tokenizer": tokenizer,
         "folder": material.as_written(tokenizer.folder) if tokenizer else None,
-        "pieces": pieces,
+        "pieces": request.pieces,
         "most_pieces": material.MOST_PIECES,
         "bytes_of_a_piece": material.BYTES_OF_A_PIECE,
         "parameters_of_a_piece": material.PARAMETERS_OF_A_PIECE,
-        "bytes_per_token": per_token,
+        "bytes_per_token": request.bytes_per_token,
         "num_bytes": num_bytes,
-        "text_tokens": int(num_bytes / per_token),
+        "text_tokens": int(num_bytes / request.bytes_per_token),
         "most_sample_bytes": MOST_SAMPLE_BYTES,
         "patterns": text.patterns if text else [],
-        "sources": {name: one.keys for name, one in text.sources.items()} if text else {},
+        "sources": {name: source.keys for name, source in text.sources.items()} if text else {},
     }
 
 

@@ -1,7 +1,7 @@
-"""Study journal: the file of Optuna's records; Optuna applies none that is not checked here.
+"""Study journal: Optuna's records, checked before Optuna applies them.
 
-The folder of a study travels, and parameters in its journal become keys of a recipe. So a
-record has to be of this study, and a parameter inside its search space.
+A study folder can come from elsewhere, and parameters in its journal become keys of a recipe.
+So each record must belong to this study, and each parameter must lie in its search space.
 """
 
 import fcntl
@@ -27,8 +27,8 @@ from components.errors import RecipeError
 from components.json_file import MOST_BYTES, parse_json
 
 REMEDY = "move it away to search from the beginning; runs that finished are not repeated"
-SAMPLER_NOTE = 9  # what none of this program's samplers reads again
-# The fields of each kind of record, by its op_code, beside that and the writer.
+SAMPLER_NOTE = 9  # the samplers that this program uses never read it
+# The fields of each kind of record by op_code, without op_code and worker_id.
 FIELDS: Mapping[int, frozenset[str]] = {
     0: frozenset({"study_name", "directions"}),
     2: frozenset({"study_id", "user_attr"}),
@@ -40,53 +40,51 @@ FIELDS: Mapping[int, frozenset[str]] = {
 
 
 def distribution_of(values: Values | Interval) -> BaseDistribution:
-    """Return what Optuna draws one key of a search space from."""
+    """Return Optuna's distribution for one key of a search space."""
     if isinstance(values, Interval):
         return FloatDistribution(values.low, values.high, log=values.log)
     return CategoricalDistribution(values)
 
 
 class StudyJournal(BaseJournalBackend):
-    """Records of one study in ``file``; what a kill left of a last line is cut off."""
+    """Records of one study in ``file``; an incomplete last line is removed."""
 
     def __init__(self, file: Path, study: SearchStudy) -> None:
-        """Make the file where there is none.
+        """Create the file if it is missing.
 
         Raises:
-            RecipeError: it is no regular file, has another name, too, or is too large.
+            RecipeError: it is not a regular file, has a second name, or is too large.
         """
         self._file, self._study = file, study
         self._records: list[Mapping[str, Any]] = []
         self._lines = self._bytes = self._trials = 0
         if os.path.lexists(file):
-            found = file.lstat()
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            status = file.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 raise RecipeError(str(file), "is no regular file with one name", REMEDY)
-            if found.st_size > MOST_BYTES:
+            if status.st_size > MOST_BYTES:
                 raise RecipeError(str(file), f"has more than {MOST_BYTES:,} bytes", REMEDY)
         with file.open("ab+") as stream:
             stream.seek(0)
             stream.truncate(stream.read().rfind(b"\n") + 1)
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yield the records from a number on, new ones of other processes too.
+        """Yield the records from a number on, with new records of other processes.
 
         Raises:
-            RecipeError: a line is no record of this study.
+            RecipeError: a line is not a record of this study.
         """
         with self._file.open("rb") as stream:
             stream.seek(self._bytes)
             text = stream.read()
         for line in text[: text.rfind(b"\n") + 1].splitlines(keepends=True):
             self._lines, self._bytes = self._lines + 1, self._bytes + len(line)
-            problem = "is no record of this study and its search space"
             try:
                 record = parse_json(line, finite=True)
-                is_known = self._is_record(record)
+                if not self._is_record(record):
+                    raise ValueError("is no record of this study and its search space")
             except (ValueError, OverflowError) as error:
-                problem, is_known = str(error), False
-            if not is_known:
-                raise RecipeError(f"{self._file}:{self._lines}", problem, REMEDY)
+                raise RecipeError(f"{self._file}:{self._lines}", str(error), REMEDY) from None
             if record["op_code"] != SAMPLER_NOTE:
                 self._records.append(record)
         yield from map(dict, self._records[log_number_from:])
@@ -100,15 +98,15 @@ class StudyJournal(BaseJournalBackend):
             os.fsync(stream.fileno())
 
     def _is_record(self, record: object) -> bool:
-        """Tell whether this study can have written a record.
+        """Return whether this study can have written a record.
 
         Raises:
-            ValueError: its moment is none; OverflowError: it is none of any calendar.
+            ValueError: it has a malformed time.
+            OverflowError: it has a time outside the calendar.
         """
-        code = record.get("op_code") if isinstance(record, dict) else None
-        if not isinstance(record, dict) or type(code) is not int or code not in FIELDS:
+        if not isinstance(record, dict) or type(code := record.get("op_code")) is not int:
             return False
-        if {*record} != {"op_code", "worker_id", *FIELDS[code]}:
+        if {*record} != {"op_code", "worker_id", *FIELDS.get(code, ())}:
             return False
         for moment in {*record} & {"datetime_start", "datetime_complete"}:
             datetime.fromisoformat(str(record[moment])).astimezone()
@@ -117,20 +115,22 @@ class StudyJournal(BaseJournalBackend):
                 goal = 1 if self._study.objective.direction == "minimize" else 2
                 return (name, directions) == (self._study.name, [goal])
             case {"study_id": 0, "user_attr": dict(notes)}:
-                return len(notes) == 1 and all(isinstance(why, str) for why in notes.values())
+                return [type(note) for note in notes.values()] == [str]
             case {"study_id": 0, "datetime_start": str()}:
                 self._trials += 1
                 return True
             case {"trial_id": int(trial), "param_name": str(key)}:
                 return trial in range(self._trials) and self._is_inside(key, record)
-            case {"trial_id": int(trial), "state": 1, "values": [int() | float()]}:
-                return trial in range(self._trials)
-            case {"trial_id": int(trial), "state": 2 | 3, "values": None}:
+            case {"trial_id": int(trial), "state": 1, "values": [int() | float()]} | {
+                "trial_id": int(trial),
+                "state": 2 | 3,
+                "values": None,
+            }:
                 return trial in range(self._trials)
         return code == SAMPLER_NOTE
 
     def _is_inside(self, key: str, record: Mapping[str, Any]) -> bool:
-        """Tell whether a parameter was drawn from the study's search space."""
+        """Return whether a parameter lies in the search space of the study."""
         values, number = self._study.space.get(key), record["param_value_internal"]
         if values is None or type(number) not in {int, float}:
             return False
@@ -138,4 +138,4 @@ class StudyJournal(BaseJournalBackend):
             return False
         if isinstance(values, Interval):
             return bool(values.low <= number <= values.high)
-        return number in range(len(values))  # the place in the list
+        return number in range(len(values))  # an index

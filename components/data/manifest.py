@@ -17,7 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from components.data.files import REBUILD, FileRecord, replace_atomically, verify_file
 from components.data.token_file import TokenFileRecord, little_endian
 from components.errors import RecipeError
-from components.json_file import open_regular, parse_json
+from components.json_file import parse_json, read_bounded
 from components.ranges import Count, Tokens
 
 FORMAT_VERSION = 2
@@ -112,11 +112,7 @@ class Manifest:
             problem = "there is no manifest: nothing complete was prepared"
             raise RecipeError(str(path), problem, REBUILD)
         try:
-            with open_regular(path) as file:
-                content = file.read(MOST_BYTES + 1)
-            if len(content) > MOST_BYTES:
-                raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
-            tree = parse_json(content, finite=True)
+            tree = parse_json(read_bounded(path, MOST_BYTES), finite=True)
             version = tree["format_version"]
             if version == FORMAT_VERSION:  # whose files name stages, if only none
                 manifest = _adapter().validate_python({**tree, "stages": tree["stages"]})
@@ -125,17 +121,15 @@ class Manifest:
         except (ValueError, KeyError, TypeError) as error:
             reason = repr(error)
             if isinstance(error, ValidationError):
-                reason = "; ".join(f"{one['loc']}: {one['msg']}" for one in error.errors())
+                reason = "; ".join(
+                    f"{fault['loc']}: {fault['msg']}" for fault in error.errors()
+                )
             raise RecipeError(str(path), f"is not a manifest ({reason})", REBUILD) from error
         problem = f"has format {version!r}, this version reads {FORMAT_VERSION}"
         raise RecipeError(str(path), problem, REBUILD)
 
     def _check(self) -> None:
-        """Compare its statements with one another.
-
-        Raises:
-            ValueError: what is wrong.
-        """
+        """Raise a ValueError for statements that contradict each other."""
         if self.tokenizer.eod_id >= self.tokenizer.vocab_size:
             raise ValueError(f"eod_id {self.tokenizer.eod_id:,} is outside the vocabulary")
         for source in self.sources.values():
@@ -146,8 +140,8 @@ class Manifest:
         for record in self.files():
             name = record.name
             is_plain = Path(name).name == name != ".." and name.isprintable()
-            is_short = is_plain and len(name.encode()) <= MOST_NAME_BYTES
-            if not (is_short or Path(name).is_absolute()):
+            is_valid = is_plain and len(name.encode()) <= MOST_NAME_BYTES
+            if not (is_valid or Path(name).is_absolute()):
                 raise ValueError(f"{name!r} is not the name of a file in the folder")
 
     def check_recipe(
@@ -168,21 +162,17 @@ class Manifest:
             RecipeError: another vocabulary, a source that is missing, or a file outside of the
                 folder that the recipe does not name.
         """
-        path, found = str(folder / FILE_NAME), self.tokenizer.vocab_size
-        if found != vocab_size:
-            problem = f"has ids below {found:,}, tokenizer.vocab_size is {vocab_size:,}"
+        path, stored_size = str(folder / FILE_NAME), self.tokenizer.vocab_size
+        if stored_size != vocab_size:
+            problem = f"has ids below {stored_size:,}, tokenizer.vocab_size is {vocab_size:,}"
             raise RecipeError(path, problem, REBUILD)
         if missing := sorted({*names} - self.sources.keys()):
             raise RecipeError(path, f"lacks the source {missing[0]}", REBUILD)
-        here = str(Path.cwd()) if root is None else root
-        plain = (prefix.removesuffix(".idx").removesuffix(".bin") for prefix in tokens)
-        allowed = [f"{Path(here, prefix)}.bin" for prefix in plain]
-        for record in self.files():
-            name = record.name
-            is_named = ".." not in Path(name).parts and any(
-                fnmatchcase(name, one) for one in allowed
-            )
-            if Path(name).is_absolute() and not is_named:
+        prefixes = (pattern.removesuffix(".idx").removesuffix(".bin") for pattern in tokens)
+        allowed = [f"{Path(root or Path.cwd(), prefix)}.bin" for prefix in prefixes]
+        for name in (record.name for record in self.files()):
+            is_named = any(fnmatchcase(name, pattern) for pattern in allowed)
+            if Path(name).is_absolute() and (".." in Path(name).parts or not is_named):
                 problem = f"reads {name}, which the recipe does not name"
                 raise RecipeError(path, problem, REBUILD)
 

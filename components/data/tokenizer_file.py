@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Engine
 
 from components.child_process import python_environment
 from components.errors import RecipeError
-from components.json_file import open_regular
+from components.json_file import read_bounded
 
 MOST_BYTES = 1 << 28
 WAIT_SECONDS = 300.0  # for a loaded machine; the child also limits its own processor time
@@ -70,10 +70,7 @@ def refuse_panics(file: Path | str) -> Iterator[None]:
 
 def _read_checked(file: Path, remedy: str) -> bytes:
     try:
-        with open_regular(file) as stream:
-            content = stream.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
+        content = read_bounded(file, MOST_BYTES)
         if (file.suffix, sha256(content).hexdigest()) not in _trusted:
             _probe(file.suffix, content)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""Load a model folder of Hugging Face that anybody may have written, by `transformers`.
+"""Load a Hugging Face model folder from any source with `transformers`.
 
-Only what is known is handed to it: a copy of ``config.json`` with the keys of a known family,
-the weights as safetensors, and the tokenizer with its special pieces.
+`transformers` only gets a copy of ``config.json`` with the keys of a known family, the weights
+as safetensors, and the tokenizer with its special pieces.
 """
 
 import json
@@ -20,7 +20,7 @@ from components.errors import RecipeError
 from components.evaluate.tasks import first_line
 from components.json_file import read_mapping
 
-# Keys that change nothing that a recipe says, but are needed or harmless here.
+# Keys that do not affect a recipe, but that transformers needs.
 _ALSO = {"model_type", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
 _DTYPES = (None, "float32", "float16", "bfloat16", "float64")
 _ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -36,41 +36,41 @@ _TOKENIZER_KEYS = (
 )
 
 
-def _weights_of(folder: Path) -> tuple[list[str], int]:
-    """List the files of the weights, and count all numbers in them."""
+def _read_sizes(folder: Path) -> tuple[list[str], int]:
+    """Return the weight files and the number of parameters in them."""
     with ShardReader(folder) as shards:
         return shards.files(), sum(math.prod(shards.shape(name)) for name in shards.names())
 
 
 @contextmanager
 def staged_folder(folder: Path) -> Iterator[Path]:
-    """Link and copy what is known of a folder into one of our own.
+    """Copy known keys and link known files into a temporary folder.
 
     Raises:
-        RecipeError: a key or value that is not known, sizes that the weights do not have, or a
-            file that cannot be read.
+        RecipeError: a key or value is unknown, a size exceeds the weights, or a file cannot be
+            read.
     """
     config, _ = read_known(folder / FILE)
-    for key, known in _VALUES.items():
-        if config.get(key) not in known:
-            problem = f"{config[key]!r} is none of {', '.join(filter(None, known))}"
+    for key, values in _VALUES.items():
+        if config.get(key) not in values:
+            problem = f"{config[key]!r} is none of {', '.join(filter(None, values))}"
             raise RecipeError(f"{folder / FILE}: {key}", problem, "remove the key from a copy")
-    kept = {key: one for key, one in config.items() if key not in UNREAD or key in _ALSO}
-    kept["dtype"] = config.get("dtype") or config.get("torch_dtype") or "float32"
-    files, stored = _weights_of(folder)
-    for key, size in kept.items():
+    known = {key: config[key] for key in config if key not in UNREAD or key in _ALSO}
+    known["dtype"] = config.get("dtype") or config.get("torch_dtype") or "float32"
+    files, stored = _read_sizes(folder)
+    for key, size in known.items():
         is_size = isinstance(size, int) and not any(word in key for word in _NOT_SIZES)
         if is_size and size > stored:
             problem = f"{size:,}, but the weights hold {stored:,} numbers"
             raise RecipeError(f"{folder / FILE}: {key}", problem, FETCH)
     if count_pieces(folder) is None:
         raise RecipeError(str(folder), f"there is no {TOKENIZER}", FETCH)
-    with tempfile.TemporaryDirectory() as aside:
-        staged = Path(aside)
-        (staged / FILE).write_text(json.dumps(kept))
-        for name in (*files, INDEX, TOKENIZER, SENTENCEPIECE_FILE):
-            if (folder / name).is_file():
-                (staged / name).symlink_to((folder / name).resolve())
+    with tempfile.TemporaryDirectory() as name:
+        staged = Path(name)
+        (staged / FILE).write_text(json.dumps(known))
+        for file in (*files, INDEX, TOKENIZER, SENTENCEPIECE_FILE):
+            if (folder / file).is_file():
+                (staged / file).symlink_to((folder / file).resolve())
         if (folder / CONFIG_FILE).is_file():
             tree = read_mapping(folder / CONFIG_FILE, remedy=FETCH)
             tree = {key: tree[key] for key in _TOKENIZER_KEYS if key in tree}
@@ -79,10 +79,10 @@ def staged_folder(folder: Path) -> Iterator[Path]:
 
 
 def read_received(folder: Path, dtype: Any, source: Path) -> tuple[Any, Any]:
-    """Load model and tokenizer of a folder that was staged from ``source``.
+    """Load the model and the tokenizer from a staged copy of ``source``.
 
     Raises:
-        RecipeError: transformers cannot load it, or the weights are not all of the model's.
+        RecipeError: transformers cannot load it, or weights of the model are missing.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -92,8 +92,8 @@ def read_received(folder: Path, dtype: Any, source: Path) -> tuple[Any, Any]:
     try:
         with torch.device("meta"):  # sizes first: nothing is allocated
             outline = load.from_config(AutoConfig.from_pretrained(folder))
-        needed = sum(one.numel() for one in outline.parameters())
-        _, stored = _weights_of(folder)
+        needed = sum(weight.numel() for weight in outline.parameters())
+        _, stored = _read_sizes(folder)
         if needed > stored:
             raise ValueError(f"config.json needs {needed:,} weights, the files hold {stored:,}")
         model, report = load.from_pretrained(
@@ -102,6 +102,6 @@ def read_received(folder: Path, dtype: Any, source: Path) -> tuple[Any, Any]:
         if missing := sorted(report["missing_keys"]):
             raise ValueError(f"the files lack {missing[0]} and {len(missing) - 1} more")
         return model, AutoTokenizer.from_pretrained(folder, **safe)
-    except Exception as error:  # whatever transformers raises, it read a file of somebody's
+    except Exception as error:  # a malformed file makes transformers raise anything
         problem = f"transformers cannot load it: {type(error).__name__}: {first_line(error)}"
         raise RecipeError(str(source), problem, FETCH) from error

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cluster.asking import asked_once
+from cluster.asking import cached_answers
 from cluster.chain_events import CancelledEvent
 from cluster.records import Jobs, now
 from cluster.scheduler import (
@@ -27,7 +27,7 @@ def run(arguments: Arguments) -> None:
     """Cancel the chains of the named runs; ``force=true`` ends running jobs unsaved."""
     for path in named_runs(arguments):
         try:
-            with asked_once():
+            with cached_answers():
                 _cancel(RunFolder(path), force=arguments.force)
                 _cancel_tree(path, force=arguments.force)
         except NotOwnError as error:

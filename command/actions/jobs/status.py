@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from cluster.asking import asked_once
+from cluster.asking import cached_answers
 from cluster.scheduler import Scheduler, scheduler_of
 from cluster.script import job_name
 from cluster.status import RunStatus, status_of
@@ -26,7 +26,7 @@ def run(arguments: Arguments) -> None:
     if folders != [arguments.run]:
         print_runs(folders, arguments.output)
         return
-    with asked_once():
+    with cached_answers():
         one = status_of(folders[0], _scheduler(folders[0]))
         tree = _tree(folders[0])
     known = one.jobs or one.chain is not None
@@ -80,7 +80,7 @@ def _nodes(tree: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def print_runs(folders: Sequence[Path], output: str) -> None:
     """Print a row for each run folder, or one JSON object."""
-    with asked_once():
+    with cached_answers():
         found = [status_of(folder, _scheduler(folder)) for folder in folders]
     tree = {"runs": [one.as_json() for one in found]}
     print_result(output, tree, lambda: _print(_runs(found)))

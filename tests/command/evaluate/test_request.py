@@ -100,7 +100,10 @@ PLAIN_TEXT = 'doc_to_text: "The {{ animal }} says"'
         ("{{ animal | join(d=animal) }}", "gives join something other than texts"),
         ("{{ animal.strip(*animal) }}", "has the step strip"),
         ("{{ " + "animal" + " | join('abc')" * 9 + " }}", "can turn short text into long text"),
-        ("{{ animal" + ".replace('a', 'aaaa')" * 9 + " }}", "can turn short text into long text"),
+        (
+            "{{ animal" + ".replace('a', 'aaaa')" * 9 + " }}",
+            "can turn short text into long text",
+        ),
         ("{{ " + "(" * 5000 + " }}", "cannot be read"),
         ("{{ animal", "cannot be read"),
         ("{% if %}", "cannot be read"),
