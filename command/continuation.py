@@ -1,4 +1,4 @@
-"""Continue a run by a recipe that may differ from its own outside the mathematics."""
+"""Continue a run, with changes outside the mathematics."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,16 +20,16 @@ from components.run.provenance import write_provenance
 
 
 def check_changes(arguments: Arguments) -> None:
-    """Raise a RecipeError for a key that may not stand beside ``resume=``."""
+    """Raise a RecipeError for a key that ``resume=`` does not accept."""
     keys = [key for key in keys_of(arguments.words) if not is_own(key)]
     check_movable(key for key in keys if key != "action")
 
 
 def reopen(path: Path, arguments: Arguments) -> tuple[RunFolder, Recipe, Recipe]:
-    """Open the run of ``resume=``; return its recipe, and that recipe with the user's values.
+    """Open the run of ``resume=``; return its recipe without and with the user's values.
 
     Raises:
-        RecipeError: the run has finished, is not the user's, or a value may not change.
+        RecipeError: the run has finished or is not the user's, or a value may not change.
     """
     check_changes(arguments)
     folder, before = open_run_folder(path)
@@ -50,20 +50,20 @@ def renew_data(folder: RunFolder, recipe: Recipe, arguments: Arguments) -> None:
         describe(folder, data, arguments)
     if newest_checkpoint(folder.checkpoints) is None:
         beginning_of(recipe)(folder)
-    kept = folder.data
-    if data["key"] != kept.key:
-        remedy = f"put {Path(kept.folder).name} back, or start a new run"
+    before = folder.data
+    if data["key"] != before.key:
+        remedy = f"put {Path(before.folder).name} back, or start a new run"
         raise RecipeError("data", "the texts have changed since this run began", remedy)
-    if data["folder"] != kept.folder:  # the same data, prepared in another place
+    if data["folder"] != before.folder:  # the same data, prepared elsewhere
         with explained(folder.path):
             folder.write_json("data.json", data)
 
 
 def describe(folder: RunFolder, data: dict[str, Any], arguments: Arguments) -> None:
-    """Write what the run reads and what made it."""
+    """Write the data record and the provenance of the run."""
     with explained(folder.path):
         write_provenance(folder, arguments.words)
-        folder.write_json("data.json", data)  # last: who resumes looks whether it is there
+        folder.write_json("data.json", data)  # last: it marks a run that has begun
 
 
 def change_text(changed: Mapping[str, tuple[Any, Any]]) -> str:

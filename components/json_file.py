@@ -1,7 +1,7 @@
-"""JSON that anybody may have written: one bounded read, or one message.
+"""Read JSON from any source: the size is bounded, and every fault gives one message.
 
-A run folder travels. So a file of it may be a pipe, larger than memory, cut, or nested until
-the interpreter gives up; whoever reads it gets a mapping or a :class:`RecipeError`.
+A run folder can come from elsewhere. A file in it may be a pipe, larger than memory, truncated,
+or nested too deeply; the reader gets a mapping or a :class:`RecipeError`.
 """
 
 import json
@@ -89,7 +89,7 @@ def parse_json(raw: bytes, *, finite: bool) -> Any:
     level = [tree] if text.count("[") + text.count("{") > DEEPEST else []
     for _ in range(DEEPEST + 1):
         inner = [node for node in level if isinstance(node, dict | list)]
-        level = [one for n in inner for one in (n.values() if isinstance(n, dict) else n)]
+        level = [item for n in inner for item in (n.values() if isinstance(n, dict) else n)]
     if level:
         raise ValueError(f"is nested deeper than {DEEPEST}")
     return tree

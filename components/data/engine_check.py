@@ -1,7 +1,7 @@
-"""Checks of a ``tokenizer.json``: every text can be encoded, and no text is lost or added.
+"""Check a ``tokenizer.json``: it encodes every text and neither loses nor adds text.
 
-What a user brings may drop characters, cut texts short or give a word of the text the role of
-the end of a document. Training would not notice. A tokenizer trained here passes by design.
+A tokenizer of a user may drop characters, cut texts short or end documents with a word of the
+text. Training would not notice. A tokenizer trained here passes by design.
 """
 
 import re
@@ -19,7 +19,7 @@ LOSSLESS = {
     *("NFC", "NFD", "NFKC", "NFKD", "Prepend"),  # up to Unicode's equivalence
     *("ByteLevel", "Split", "Digits", "Punctuation", "UnicodeScripts", "FixedLength"),
 }
-# Texts of what tokenizers differ in.
+# Texts that tokenizers treat differently.
 PROBES = (
     "I'll say they'd 'VE it's, don't\u2019t; x\u0301e\u0301 \u00e9 \u2126\u212b \ufb01",
     "  two   three\ttab \r\n\r\n \n end \u00a0 \x85 \u2028 \u3000 ",
@@ -40,18 +40,14 @@ def check_engine(file: str, engine: Engine) -> None:
     """Check ids, settings and steps, then that ``PROBES`` come back from their ids.
 
     Raises:
-        RecipeError: the first thing that training could not use, or that would change texts.
+        RecipeError: the first property that training cannot use, or that changes texts.
     """
     for problem, remedy in _problems(engine):
         raise RecipeError(file, problem, remedy)
 
 
 def check_end(file: str, engine: Engine, eod: str) -> None:
-    """Check that only preparation puts ``eod`` into tokens, unless a text spells it out.
-
-    Raises:
-        RecipeError: it is an ordinary piece, or a word that texts contain.
-    """
+    """Raise a RecipeError if ``eod`` is an ordinary piece or a word that texts contain."""
     added = {token.content for token in engine.get_added_tokens_decoder().values()}
     kinds = [unicodedata.category(character)[0] for character in eod]
     # Text rarely has a word between two symbols: <|endoftext|>, </s>, [EOS].
@@ -87,7 +83,7 @@ def _problems(engine: Engine) -> Iterator[tuple[str, str]]:
 
 
 def _id_problems(engine: Engine) -> Iterator[tuple[str, str]]:
-    """Compare the ids with 0, 1, 2, ...: what the model has rows for."""
+    """Check that the ids are 0, 1, 2, ..., as the rows of the model."""
     pieces = sorted(engine.get_vocab().items(), key=lambda item: item[1])
     remedy = "give its pieces the ids 0, 1, 2 and so on, each once"
     for (left, low), (right, high) in pairwise([("", -1), *pieces]):
@@ -98,23 +94,23 @@ def _id_problems(engine: Engine) -> Iterator[tuple[str, str]]:
 
 
 def _text_problems(engine: Engine) -> Iterator[tuple[str, str]]:
-    """Find pieces that are missing or remove text, then try what is hard."""
-    missing = [one for one in ByteLevel.alphabet() if engine.model.token_to_id(one) is None]
+    """Find pieces that are missing or remove text, then encode ``PROBES``."""
+    missing = [c for c in ByteLevel.alphabet() if engine.model.token_to_id(c) is None]
     if missing:
         yield f"has no piece for {len(missing)} of the 256 bytes and would drop them", OTHER
     for token in engine.get_added_tokens_decoder().values():
         if token.lstrip or token.rstrip:
-            problem = f"has the piece {token.content!r}, which removes the spaces beside it"
+            problem = f"has the piece {token.content!r}, which removes the spaces around it"
             yield problem, "set its lstrip and rstrip to false in added_tokens"
     prefix = len(spell(engine, "x")) - 1
     for text in PROBES:
-        found = spell(engine, f"x{text}")[prefix + 1 :]
-        if unicodedata.normalize("NFKD", found) != unicodedata.normalize("NFKD", text):
-            yield f"encodes {text[:20]!r} as {found[:20]!r}", OTHER
+        spelled = spell(engine, f"x{text}")[prefix + 1 :]
+        if unicodedata.normalize("NFKD", spelled) != unicodedata.normalize("NFKD", text):
+            yield f"encodes {text[:20]!r} as {spelled[:20]!r}", OTHER
 
 
 def spell(engine: Engine, text: str) -> str:
-    """Encode a text and join what its pieces stand for."""
+    """Encode a text and join the texts of its pieces."""
     added = engine.get_added_tokens_decoder()
     pieces = []
     for index in engine.encode(text, add_special_tokens=False).ids:

@@ -75,21 +75,17 @@ def verify_file(folder: Path, record: FileRecord, *, contents: bool) -> None:
 
 
 def check_regular(path: Path, where: str) -> None:
-    """Refuse a pipe or a device before it is opened, for it may never begin or never end.
-
-    Raises:
-        RecipeError: ``path`` is there, and no file of bytes.
-    """
+    """Raise a RecipeError for a pipe, a device or a folder: reading it may never end."""
     if path.exists() and not path.is_file():
-        said = "is" if where == str(path) else f"{path} is"
-        raise RecipeError(where, f"{said} no regular file", "name a file")
+        subject = "" if where == str(path) else f"{path} "
+        raise RecipeError(where, f"{subject}is no regular file", "name a file")
 
 
 @contextmanager
 def writing(path: Path, partial: Path) -> Iterator[None]:
-    """Remove ``partial``, which is to become ``path``; name ``path`` in the system's errors.
+    """Remove ``partial`` at the end; replace its name by ``path`` in system errors.
 
-    Libraries in Rust put the system's error into the text of one of their own.
+    Libraries in Rust put the system error into the text of their own error.
     """
     try:
         yield
@@ -98,9 +94,9 @@ def writing(path: Path, partial: Path) -> Iterator[None]:
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     except Exception as error:
-        if (found := SYSTEM_ERROR.search(str(error))) is None:
+        if (match := SYSTEM_ERROR.search(str(error))) is None:
             raise
-        number = int(found[1])
+        number = int(match[1])
         raise OSError(number, os.strerror(number), str(path)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -110,7 +106,7 @@ def writing(path: Path, partial: Path) -> Iterator[None]:
 
 @contextmanager
 def complete_or_removed(folder: Path) -> Iterator[None]:
-    """Remove a new folder if what fills it fails."""
+    """Remove the new folder if the block fails."""
     try:
         yield
     except BaseException:
@@ -120,7 +116,7 @@ def complete_or_removed(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def create_folder(path: Path) -> Iterator[Path]:
-    """Fill a folder beside ``path`` that takes its place if nothing is raised."""
+    """Yield a temporary folder; rename it to ``path`` if the block succeeds."""
     partial = path.with_name(f".{path.name}.unfinished")
     with writing(path, partial):
         shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
@@ -138,10 +134,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Open a file beside ``path`` that takes its place once it is complete and on disk.
+    """Open a temporary file; rename it to ``path`` once it is complete and on disk.
 
     Raises:
-        RecipeError: a folder, a pipe or a device is in that place, which stays.
+        RecipeError: ``path`` is a folder, a pipe or a device.
     """
     check_regular(path, str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -156,10 +152,10 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def create_atomically(path: Path, content: bytes) -> Iterator[Path]:
-    """Write a new file beside its place, which it takes if nothing is raised; one there stays.
+    """Write a temporary file and yield it; link it to ``path`` if the block succeeds.
 
     Raises:
-        FileExistsError: something has that name already.
+        FileExistsError: ``path`` exists.
     """
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
     with writing(path, partial):
