@@ -33,7 +33,7 @@ Tree = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Request(page.RecipeRequest):
+class _Request(page.PageRequest):
     """A recipe of an imported model; ``model`` is the whole section, with references."""
 
     imported: "ImportedModel"

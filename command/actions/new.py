@@ -13,7 +13,7 @@ from command.new_recipe.material import GivenText
 from command.new_recipe.page import (
     FAMILY,
     LIBRARY_BYTES,
-    RecipeRequest,
+    PageRequest,
     check_composes,
     cosine,
     describe_data,
@@ -33,7 +33,7 @@ Tree = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewRecipe(RecipeRequest):
+class NewRecipe(PageRequest):
     """A recipe on top of ``below``: the tree of ``like``, or only the family's model."""
 
     like: str | None
@@ -136,12 +136,8 @@ def find_place(arguments: Arguments) -> tuple[str, Path]:
     return name, file
 
 
-def check_trusted(new: RecipeRequest, weights: Path | None = None) -> None:
-    """Refuse a place where the recipe would count as received, if it names data elsewhere.
-
-    Raises:
-        RecipeError: it does; with what is named.
-    """
+def check_trusted(new: PageRequest, weights: Path | None = None) -> None:
+    """Raise a RecipeError if the recipe names outside data, but would count as received."""
     folders = [new.tokenizer and new.tokenizer.folder, weights]
     named = new.text.patterns if new.text else []
     named += [material.as_written(folder) for folder in folders if folder]

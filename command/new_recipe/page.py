@@ -53,7 +53,7 @@ def render(template: str, arguments: Arguments, *, recipe: str, **said: object) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeRequest:
+class PageRequest:
     """What any new recipe is made of."""
 
     name: str
@@ -65,7 +65,7 @@ class RecipeRequest:
     sizes: Sizes
 
 
-def describe_data(request: RecipeRequest) -> Tree:
+def describe_data(request: PageRequest) -> Tree:
     """Return what the template needs about text and tokenizer."""
     text, tokenizer = request.text, request.tokenizer
     num_bytes = text.num_bytes if text else LIBRARY_BYTES
