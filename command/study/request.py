@@ -24,7 +24,7 @@ from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 OVER = "study."  # keys of the study's own file
-NO_RUN_HAS = {"search", "queue", "figure", "why", "columns", "measures", "mixture"}
+NO_RUN_HAS = {"search", "queue", "figure", "why", "columns", "measures"}
 MINE = (STUDY, "run=", "action=", "output=", "at_most=", "file=")
 
 
@@ -83,8 +83,7 @@ def ask(words: Sequence[str]) -> StudyRequest:
         over[f"study.{'search' if 'search' in tree else 'queue'}.at_once"] = arguments.at_most
     for key, value in over.items():
         _put(tree, key, value)
-    beside = tuple(w for w in words if not w.startswith((*MINE, OVER)))
-    study = check_study(tree, file.name, beside)
+    study = check_study(tree, file.name)
     for key in (*arguments.values, *arguments.choices, *([RECIPE] if arguments.recipe else [])):
         if key in varied(study):
             remedy = f"leave {key} out, or change it in a file of your own"
@@ -102,9 +101,7 @@ def ask_runs(arguments: Arguments) -> StudyRequest:
         RecipeError: no study is named, or it is wrong.
     """
     if arguments.study is None:
-        raise RecipeError(
-            "study", "no ladder is named", "write study=ladder, or of a mixture study=mixture"
-        )
+        raise RecipeError("study", "no ladder is named", "write study=ladder")
     words = [f"study={arguments.study}", "action=report"]
     return ask(words if arguments.run is None else [*words, f"run={arguments.run}"])
 
