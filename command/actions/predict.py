@@ -8,7 +8,6 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import print_result
 from command.study.ladder import LadderResult, read_ladder
-from command.study.request import ask_runs
 from components.planner.plan import plan_recipe
 from components.planner.result import PlanResult, plan_result
 from components.report.pages import check_destination, check_plotly
@@ -23,33 +22,29 @@ WIDTH = 130
 
 
 def run(arguments: Arguments) -> None:
-    """Print what ``study=`` says of the recipe, and write its page into ``file=FILE``."""
+    """Print what the ladder ``study=`` predicts; write the page to ``file=FILE``."""
     if arguments.file is not None:
         check_plotly("file")
         check_destination(arguments.file)
     recipe = compose_recipe(arguments)
-    found = read_ladder(ask_runs(arguments), recipe)
+    found = read_ladder(arguments, recipe)
     plan = plan_result(recipe, plan_recipe(recipe))
     tree = {**found.as_json(), "plan": plan.as_json()["bill"]}
     print_result(arguments.output, tree, lambda: _print(found, plan))
     if arguments.file is not None:
         from components.report.prediction.page import write_prediction
 
-        said = _said(found, _again(arguments))
+        said = _said(found, arguments)
         page = write_prediction(said, found.prediction, found.law, plan, arguments.file)
         (say if arguments.output == "json" else tell)(str(page))
 
 
-def _again(arguments: Arguments) -> str:
-    """Give the command of a page: the user's, without places on this machine."""
-    places = ("file=", "output=", "run=")
-    words = (word for word in arguments.words if not word.startswith(places))
-    return shlex.join(["python", "run.py", *words])
-
-
-def _said(found: LadderResult, again: str) -> "PredictedRecipe":
+def _said(found: LadderResult, arguments: Arguments) -> "PredictedRecipe":
+    """Collect the text of the page; its command is the user's, without local paths."""
     from components.report.prediction.page import PredictedRecipe
 
+    paths = ("file=", "output=", "run=")
+    words = (word for word in arguments.words if not word.startswith(paths))
     recipe, study = found.recipe, found.study
     return PredictedRecipe(
         title=f"{recipe.name} on {recipe.cluster.name}, predicted by {study.name}",
@@ -57,7 +52,7 @@ def _said(found: LadderResult, again: str) -> "PredictedRecipe":
         convention=study.published.convention,
         notes=found.notes,
         rows=tuple(predicted_rows(found)),
-        again=again,
+        again=shlex.join(["python", "run.py", *words]),
     )
 
 

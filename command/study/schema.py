@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
 
-from command.arguments import parse_word
 from components.config.schema.sections import Stem
 from components.config.schema.types import FrozenMapping, Section, freeze
 
@@ -230,13 +229,6 @@ class LadderStudy(ListedStudy):
         if self.ladder.flops is not None:
             return point[FLOPS] == self.ladder.flops.budgets[-1]
         return point[PARAMETERS] == self.ladder.sizes[-1][PARAMETERS]
-
-
-def read_value(key: str, value: Value) -> Any:
-    """Read a text in braces as the command line does: a part of a recipe, of several keys."""
-    if isinstance(value, str) and value.startswith("{"):
-        return parse_word(f"{key}={value}").value()
-    return value
 
 
 def has_values(point: Point, at: Point) -> bool:

@@ -30,6 +30,7 @@ SECTIONS = frozenset(fields_of(Recipe))
 # What a study may say of the machine: how much of it. The rest would reach job scripts.
 OF_CLUSTER = frozenset({"nodes", "ranks", "hours", "jobs", "smoke"})
 KINDS = ("space", "points", "grid", "ladder")
+FIELDS = {*KINDS, "table", *fields_of(SearchStudy), *fields_of(LadderStudy)}
 MOST_POINTS = 1_000  # a grid multiplies: a stranger's could be endless
 TABLES = ROOT / "benchmarks" / "data"
 Cells = Mapping[str, str]
@@ -47,7 +48,8 @@ def check_study(tree: dict[str, Any], where: str) -> SearchStudy | ListedStudy:
         tree = _with_cited(tree, where)
     given = [kind for kind in KINDS if kind in tree]
     if len(given) != 1:
-        problem = f"has {' and '.join(given) or 'nothing to try'}"
+        unknown = [f"; unknown key: {key}" for key in tree if key not in FIELDS]
+        problem = "".join([f"has {' and '.join(given) or 'nothing to try'}", *unknown])
         raise RecipeError(where, problem, f"keep one of {', '.join(KINDS)}")
     if given == ["grid"]:
         tree = _spread_grid(tree, where)
