@@ -117,7 +117,7 @@ class DrawnRange:
     high: float
 
 
-def drawn_laws(runs: RunLosses, law: Law, draws: int = DRAWN, seed: int = SEED) -> list[Law]:
+def drawn_laws(runs: RunLosses, law: Law, draws: int = DRAWN) -> list[Law]:
     """Bootstrap: fit ``draws`` samples of the runs, with replacement, each from the fit of all.
 
     A sample of too few sizes or lengths, or without a law, is drawn again. Of few runs many
@@ -127,7 +127,7 @@ def drawn_laws(runs: RunLosses, law: Law, draws: int = DRAWN, seed: int = SEED) 
     Raises:
         RecipeError: most samples have no law.
     """
-    generator, start = np.random.default_rng(seed), constants_of(law)
+    generator, start = np.random.default_rng(SEED), constants_of(law)
     laws, failed = list[Law](), 0
     while len(laws) < draws:
         try:
