@@ -181,7 +181,7 @@ class Options:
     force: Annotated[Flag, "submit what does not fit; cancel: end jobs unsaved"] = False
     at_most: Annotated[Limit, "runs queued at a time"] = None
     output: Annotated[Output, "text, or one JSON object: json"] = "text"
-    study: Annotated[Text, "with -m: the points of a study; else one that is read"] = None
+    study: Annotated[Text, "with -m: the points of a study; else a ladder that is read"] = None
 
 
 def choices_of(option: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Predict a large run from small ones: loss and rate beside its bill, or a better mixture."""
+"""Predict the loss and learning rate of a large run from small ones, next to its bill."""
 
 import shlex
 from collections.abc import Iterator
@@ -8,14 +8,10 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import print_result
 from command.study.ladder import LadderResult, read_ladder
-from command.study.mixture import MixtureResult, read_mixture
-from command.study.request import ask_runs
-from command.study.schema import MixtureStudy
-from components.config.schema.recipe import Recipe
 from components.planner.plan import plan_recipe
 from components.planner.result import PlanResult, plan_result
 from components.report.pages import check_destination, check_plotly
-from components.report.prediction import mixture_tables, tables
+from components.report.prediction import tables
 from components.report.tables import terminal_table
 from components.terminal import console, say, tell
 
@@ -26,77 +22,29 @@ WIDTH = 130
 
 
 def run(arguments: Arguments) -> None:
-    """Print what ``study=`` says of the recipe, and write its page into ``file=FILE``."""
+    """Print what the ladder ``study=`` predicts; write the page to ``file=FILE``."""
     if arguments.file is not None:
         check_plotly("file")
         check_destination(arguments.file)
     recipe = compose_recipe(arguments)
-    asked = ask_runs(arguments)
-    if isinstance(asked.study, MixtureStudy):
-        _tell_mixture(arguments, read_mixture(asked, asked.study, recipe))
-    else:
-        _tell_ladder(arguments, recipe, read_ladder(asked, recipe))
-
-
-def _tell_mixture(arguments: Arguments, found: MixtureResult) -> None:
-    print_result(arguments.output, found.as_json(), lambda: _print_mixture(found))
-    if arguments.file is not None:
-        from components.report.prediction.mixture_page import ProposedMixture, write_mixture
-
-        said = ProposedMixture(
-            title=f"{found.recipe.name}: a mixture, proposed by {found.study.name}",
-            convention=found.study.published.convention,
-            notes=found.notes,
-            epochs=found.epochs,
-            words=found.as_yaml(),
-            again=_again(arguments),
-        )
-        page = write_mixture(said, found.proposal, arguments.file)
-        (say if arguments.output == "json" else tell)(str(page))
-
-
-def _again(arguments: Arguments) -> str:
-    """Give the command of a page: the user's, without places on this machine."""
-    places = ("file=", "output=", "run=")
-    words = (word for word in arguments.words if not word.startswith(places))
-    return shlex.join(["python", "run.py", *words])
-
-
-def _print_mixture(found: MixtureResult) -> None:
-    out = console(width=WIDTH)
-    proposal, title = found.proposal, found.study.figure.title
-    out.print(f"{title}: {found.study.published.convention}")
-    for grid in (
-        mixture_tables.mixture_runs_grid(proposal),
-        mixture_tables.losses_grid(proposal),
-        mixture_tables.shares_grid(proposal, found.epochs),
-        tables.pairs("by the laws", mixture_tables.mixture_rows(proposal)),
-    ):
-        out.print()
-        out.print(terminal_table(grid))
-    out.print()
-    for note in found.notes:
-        out.print(note)
-    out.print()
-    out.print(f"for {found.recipe.name}:")
-    out.print(found.as_yaml())
-
-
-def _tell_ladder(arguments: Arguments, recipe: Recipe, found: LadderResult) -> None:
+    found = read_ladder(arguments, recipe)
     plan = plan_result(recipe, plan_recipe(recipe))
     tree = {**found.as_json(), "plan": plan.as_json()["bill"]}
     print_result(arguments.output, tree, lambda: _print(found, plan))
     if arguments.file is not None:
         from components.report.prediction.page import write_prediction
 
-        said = _said(found, _again(arguments))
+        said = _said(found, arguments)
         page = write_prediction(said, found.prediction, found.law, plan, arguments.file)
         (say if arguments.output == "json" else tell)(str(page))
 
 
-def _said(found: LadderResult, again: str) -> "PredictedRecipe":
+def _said(found: LadderResult, arguments: Arguments) -> "PredictedRecipe":
+    """Collect the text of the page; its command is the user's, without local paths."""
     from components.report.prediction.page import PredictedRecipe
 
+    paths = ("file=", "output=", "run=")
+    words = (word for word in arguments.words if not word.startswith(paths))
     recipe, study = found.recipe, found.study
     return PredictedRecipe(
         title=f"{recipe.name} on {recipe.cluster.name}, predicted by {study.name}",
@@ -104,7 +52,7 @@ def _said(found: LadderResult, again: str) -> "PredictedRecipe":
         convention=study.published.convention,
         notes=found.notes,
         rows=tuple(predicted_rows(found)),
-        again=again,
+        again=shlex.join(["python", "run.py", *words]),
     )
 
 

@@ -4,7 +4,6 @@ from command.actions.predict import predicted_rows
 from command.arguments import Arguments
 from command.compose import compose_tree
 from command.study.ladder import read_ladder
-from command.study.request import ask_runs
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
@@ -31,7 +30,7 @@ def run(arguments: Arguments) -> None:
     recipe, runs = compose_tree(arguments)
     ladder = None
     if arguments.study is not None:
-        found = read_ladder(ask_runs(arguments), recipe)
+        found = read_ladder(arguments, recipe)
         rows = tuple(predicted_rows(found))
         ladder = LadderSays(study=found.study.name, rows=rows, notes=found.notes)
     plan = plan_recipe(recipe)

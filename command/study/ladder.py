@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from command.arguments import Arguments
 from command.study import runs
-from command.study.request import StudyRequest
+from command.study.request import StudyRequest, ask
 from command.study.schema import FLOPS, PARAMETERS, LadderStudy, Point
+from components.command_line import command_line
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 from components.run.records import DerivedRecord, read_record
@@ -45,12 +47,16 @@ class LadderResult:
         }
 
 
-def read_ladder(asked: StudyRequest, recipe: Recipe) -> LadderResult:
-    """Fit the runs of a ladder, and predict the recipe by their law.
+def read_ladder(arguments: Arguments, recipe: Recipe) -> LadderResult:
+    """Fit the runs of the ladder ``study=``, and predict the recipe by their law.
 
     Raises:
-        RecipeError: the study is no ladder, runs are missing, or they tell no law.
+        RecipeError: no ladder is named, runs are missing, or they do not determine a law.
     """
+    if arguments.study is None:
+        raise RecipeError("study", "no ladder is named", "write study=ladder")
+    words = [f"study={arguments.study}", "action=report"]
+    asked = ask(words if arguments.run is None else [*words, f"run={arguments.run}"])
     study = asked.study
     if not isinstance(study, LadderStudy):
         remedy = "write study=ladder, or a file with ladder: (docs/scaling.md)"
@@ -83,16 +89,19 @@ def finished_runs(asked: StudyRequest, study: LadderStudy) -> list[LadderRow]:
     Raises:
         RecipeError: some have not finished, or a size is not what the file says.
     """
-    key = study.objective.measured
-    return [
-        (
-            _checked_size(asked.folder_of(point), point),
-            int(found["tokens"]),
-            runs.figure_in(found, key, "objective.measured"),
-            study.is_held_out(point),
-        )
-        for point, found in zip(study.points, runs.all_results(asked, study), strict=True)
-    ]
+    rows = []
+    for point in study.points:
+        ending = runs.result_in(asked, point)
+        if ending is not None and ending.figure is not None:
+            size = _checked_size(asked.folder_of(point), point)
+            tokens = int(ending.found["tokens"])
+            rows.append((size, tokens, ending.figure, study.is_held_out(point)))
+    if len(rows) < len(study.points):
+        problem = f"{len(rows)} of {len(study.points)} runs of {study.name} have a loss in"
+        train = command_line("-m", f"study={asked.given}")
+        remedy = f"train them: {train}; or name their run=FOLDER"
+        raise RecipeError("study", f"{problem} {asked.folder}", remedy)
+    return rows
 
 
 def _by_budgets(

@@ -4,8 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from command.arguments import ROOT, Arguments, read_point
+from command.arguments import ROOT, Arguments, parse_word, read_point
 from command.outcome import Status
 from command.recipe.lock_file import check_recipe_place
 from command.recipe.yaml_file import read_data
@@ -15,7 +16,7 @@ from command.study.schema import (
     ListedStudy,
     Point,
     SearchStudy,
-    read_value,
+    Value,
 )
 from command.study.study_file import check_study, varied
 from command.sweep import STUDY, as_folder, folder_of_runs, named_after, submits
@@ -24,7 +25,7 @@ from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 OVER = "study."  # keys of the study's own file
-NO_RUN_HAS = {"search", "queue", "figure", "why", "columns", "measures", "mixture"}
+NO_RUN_HAS = {"search", "queue", "figure", "why", "columns", "measures"}
 MINE = (STUDY, "run=", "action=", "output=", "at_most=", "file=")
 
 
@@ -63,6 +64,13 @@ class StudyRequest:
         return self.folder / as_folder(f"{key}={point[key]}" for key in keys)
 
 
+def read_value(key: str, value: Value) -> Any:
+    """Read a text in braces as the command line does: a part of a recipe, of several keys."""
+    if isinstance(value, str) and value.startswith("{"):
+        return parse_word(f"{key}={value}").value()
+    return value
+
+
 def ask(words: Sequence[str]) -> StudyRequest:
     """Read ``studies/NAME.yaml`` or the file that the words name, and what they change of it.
 
@@ -83,8 +91,7 @@ def ask(words: Sequence[str]) -> StudyRequest:
         over[f"study.{'search' if 'search' in tree else 'queue'}.at_once"] = arguments.at_most
     for key, value in over.items():
         _put(tree, key, value)
-    beside = tuple(w for w in words if not w.startswith((*MINE, OVER)))
-    study = check_study(tree, file.name, beside)
+    study = check_study(tree, file.name)
     for key in (*arguments.values, *arguments.choices, *([RECIPE] if arguments.recipe else [])):
         if key in varied(study):
             remedy = f"leave {key} out, or change it in a file of your own"
@@ -93,20 +100,6 @@ def ask(words: Sequence[str]) -> StudyRequest:
     asked = _asked(study, name, arguments, tuple(w for w in words if not w.startswith(MINE)))
     check_words(asked.action, [*keys_of(arguments.words), OF_STUDY])
     return asked
-
-
-def ask_runs(arguments: Arguments) -> StudyRequest:
-    """Ask for the runs of ``study=``, which lie where it left them or in ``run=``.
-
-    Raises:
-        RecipeError: no study is named, or it is wrong.
-    """
-    if arguments.study is None:
-        raise RecipeError(
-            "study", "no ladder is named", "write study=ladder, or of a mixture study=mixture"
-        )
-    words = [f"study={arguments.study}", "action=report"]
-    return ask(words if arguments.run is None else [*words, f"run={arguments.run}"])
 
 
 def _asked(

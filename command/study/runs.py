@@ -20,7 +20,6 @@ from command.compose import compose_recipe
 from command.outcome import Status
 from command.study.request import StudyRequest
 from command.study.schema import ListedStudy, Point, QueueLimits, SearchStudy
-from components.command_line import command_line
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
@@ -223,22 +222,6 @@ def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
     if ending.figure is not None and not math.isfinite(ending.figure):
         return PointEnding(None, diverged)
     return ending
-
-
-def all_results(asked: StudyRequest, study: ListedStudy) -> list[Mapping[str, Any]]:
-    """Read the results of every point.
-
-    Raises:
-        RecipeError: some have not finished, or have not what the study compares.
-    """
-    ended = [result_in(asked, point) for point in study.points]
-    done = [one.found for one in ended if one is not None and one.figure is not None]
-    if len(done) < len(study.points):
-        problem = f"{len(done)} of {len(study.points)} runs of {study.name} have a loss in"
-        train = command_line("-m", f"study={asked.given}")
-        remedy = f"train them: {train}; or name their run=FOLDER"
-        raise RecipeError("study", f"{problem} {asked.folder}", remedy)
-    return done
 
 
 def _held_out_in(results: Mapping[str, Any], key: str) -> PointEnding:

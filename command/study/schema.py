@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
 
-from command.arguments import parse_word
 from components.config.schema.sections import Stem
 from components.config.schema.types import FrozenMapping, Section, freeze
-from components.ranges import NonNegative, Share
 
 Value = bool | int | float | str
 Values = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
@@ -18,7 +16,6 @@ Point = Mapping[str, Value]
 RECIPE, TOKENIZER = "recipe", "tokenizer"  # the names without a dot that a point may set
 CHOSEN = (RECIPE, TOKENIZER)
 TRAINED_ON = "trained_on"  # of a study of tokenizers: a source of the data, or all
-SHARES = "data.shares"  # what the points of a mixture study differ in, a mapping in braces
 PARAMETERS = "non_embedding"  # parameters of a ladder's size, without the embedding
 RATIO, FLOPS = "tokens_per_parameter", "flops"  # what the length of a ladder's run follows from
 OUT_OF_MEMORY = "OOM"
@@ -232,45 +229,6 @@ class LadderStudy(ListedStudy):
         if self.ladder.flops is not None:
             return point[FLOPS] == self.ladder.flops.budgets[-1]
         return point[PARAMETERS] == self.ladder.sizes[-1][PARAMETERS]
-
-
-class MixtureRule(Section):
-    """Small runs of several mixtures, whose losses tell a better one.
-
-    The shares of ``sources``, of all where none is named, are drawn from Dirichlet
-    distributions around the recipe's own shares to the power of ``temperature``, of a
-    ``strength`` between two, and kept where they are within ``bounds``: RegMix (Liu et al.
-    2024, arXiv 2407.01492). ``weights`` are those of the sources' held-out losses; 1 for all
-    where none is named.
-    """
-
-    sources: Names
-    runs: PositiveInt
-    seed: NonNegativeInt
-    temperature: Annotated[float, Field(gt=0, le=1)]
-    strength: Annotated[tuple[PositiveFloat, PositiveFloat], Field(strict=False)]
-    bounds: FrozenMapping[Annotated[tuple[Share, Share], Field(strict=False)]]
-    weights: FrozenMapping[NonNegative]
-
-
-class MixtureStudy(ListedStudy):
-    """Points by the rule ``mixture``: the recipe's own shares, then drawn ones.
-
-    The last is no part of the fit and checks it.
-    """
-
-    mixture: MixtureRule
-
-    def is_held_out(self, point: Point) -> bool:
-        """Whether a point is the last one."""
-        return point == self.points[-1]
-
-
-def read_value(key: str, value: Value) -> Any:
-    """Read a text in braces as the command line does: a part of a recipe, of several keys."""
-    if isinstance(value, str) and value.startswith("{"):
-        return parse_word(f"{key}={value}").value()
-    return value
 
 
 def has_values(point: Point, at: Point) -> bool:

@@ -18,7 +18,6 @@ from command.study.schema import (
     Interval,
     LadderStudy,
     ListedStudy,
-    MixtureStudy,
     SearchStudy,
     Value,
 )
@@ -30,20 +29,16 @@ from components.errors import RecipeError
 SECTIONS = frozenset(fields_of(Recipe))
 # What a study may say of the machine: how much of it. The rest would reach job scripts.
 OF_CLUSTER = frozenset({"nodes", "ranks", "hours", "jobs", "smoke"})
-KINDS = ("space", "points", "grid", "ladder", "mixture")
-LISTED: Mapping[str, type[ListedStudy]] = {"ladder": LadderStudy, "mixture": MixtureStudy}
+KINDS = ("space", "points", "grid", "ladder")
+FIELDS = {*KINDS, "table", *fields_of(SearchStudy), *fields_of(LadderStudy)}
 MOST_POINTS = 1_000  # a grid multiplies: a stranger's could be endless
 TABLES = ROOT / "benchmarks" / "data"
 Cells = Mapping[str, str]
 Mistakes = Iterator[tuple[str, str, str]]  # path, problem and remedy
 
 
-def check_study(
-    tree: dict[str, Any], where: str, words: Sequence[str] = ()
-) -> SearchStudy | ListedStudy:
+def check_study(tree: dict[str, Any], where: str) -> SearchStudy | ListedStudy:
     """Check a study's fields, and that its parts name one another rightly.
-
-    A mixture's points follow from the recipe, as ``words`` of the command line change it.
 
     Raises:
         RecipeError: a field is unknown or missing, a key is set twice, or points, products,
@@ -53,7 +48,8 @@ def check_study(
         tree = _with_cited(tree, where)
     given = [kind for kind in KINDS if kind in tree]
     if len(given) != 1:
-        problem = f"has {' and '.join(given) or 'nothing to try'}"
+        unknown = [f"; unknown key: {key}" for key in tree if key not in FIELDS]
+        problem = "".join([f"has {' and '.join(given) or 'nothing to try'}", *unknown])
         raise RecipeError(where, problem, f"keep one of {', '.join(KINDS)}")
     if given == ["grid"]:
         tree = _spread_grid(tree, where)
@@ -61,16 +57,12 @@ def check_study(
         from command.study.ladder_points import spread_ladder  # imports numpy
 
         tree = spread_ladder(tree, where)
-    if given == ["mixture"]:
-        from command.study.shares import spread_mixture  # it composes, which takes its time
-
-        tree = spread_mixture(tree, where, words)
     study: SearchStudy | ListedStudy
     if given == ["space"]:
         study = read_section(SearchStudy, tree, where)
         mistakes = _mistakes_of_searched(study)
     else:
-        study = read_section(LISTED.get(given[0], ListedStudy), tree, where)
+        study = read_section(LadderStudy if given == ["ladder"] else ListedStudy, tree, where)
         mistakes = _mistakes_of_listed(study)
     for path, problem, remedy in itertools.chain(_mistakes(study, given[0]), mistakes):
         raise RecipeError(f"{where}.{path}", problem, remedy)

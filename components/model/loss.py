@@ -28,26 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def linear_cross_entropy(
-    hidden: Float[Tensor, "*batch dim"],
-    weight: Float[Tensor, "rows dim"],
-    targets: Int[Tensor, "*batch"],
-    softmax: Softmax | None = None,
-    counted: Bool[Tensor, "*batch"] | None = None,
-    cap: float | None = None,
-) -> Float[Tensor, ""]:
-    """Average ``logsumexp(hidden @ weight.T) - logit of the target``, in float32.
-
-    The average is over all targets; those that are not ``counted`` add 0. With a ``cap`` logits
-    are ``cap * tanh(logit / cap)`` first (https://arxiv.org/abs/2408.00118, section 2).
-    Rows added to the vocabulary for training take part like any other, as in Megatron. Where
-    ``weight`` holds only some of the rows, ``softmax`` asks whoever has the others. The
-    gradient of ``weight`` has its dtype, and is rounded once, if at all: over the blocks it is
-    summed in float32. A second backward pass raises RuntimeError unless the graph was kept.
-    """
-    return penalized_cross_entropy(hidden, weight, targets, softmax, counted, cap)[0]
-
-
 def penalized_cross_entropy(
     hidden: Float[Tensor, "*batch dim"],
     weight: Float[Tensor, "rows dim"],
@@ -57,11 +37,18 @@ def penalized_cross_entropy(
     cap: float | None = None,
     z_loss: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""] | None]:
-    """Average ``linear_cross_entropy`` plus ``z_loss * logsumexp ** 2`` of each target.
+    """Average ``logsumexp(hidden @ weight.T) - logit of the target``, in float32.
 
-    The second result is the mean of the second term, without a gradient, where there is one.
-    https://arxiv.org/abs/2204.02311, section 5, has 1e-4; over capped logits where there is a
-    ``cap``, and over those of targets that are ``counted``.
+    The average is over all targets; those that are not ``counted`` add 0. With a ``cap`` logits
+    are ``cap * tanh(logit / cap)`` first (https://arxiv.org/abs/2408.00118, section 2).
+    Rows added to the vocabulary for training take part like any other, as in Megatron. Where
+    ``weight`` holds only some of the rows, ``softmax`` asks whoever has the others. The
+    gradient of ``weight`` has its dtype, and is rounded once, if at all: over the blocks it is
+    summed in float32. A second backward pass raises RuntimeError unless the graph was kept.
+
+    ``z_loss`` adds ``z_loss * logsumexp ** 2`` of each counted target
+    (https://arxiv.org/abs/2204.02311, section 5, has 1e-4). The second result is the mean of
+    that term, without a gradient, or None.
     """
     apply: Callable[..., tuple[Tensor, Tensor | None]] = _LinearCrossEntropy.apply
     wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))

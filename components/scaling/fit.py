@@ -7,16 +7,13 @@ below an optimizer's tolerance and it stops early (Besiroglu et al. 2024, arXiv 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import minimize
 
 from components.errors import RecipeError
 from components.scaling.law import LARGEST, Law, RunLosses, Values
 
-Fit = TypeVar("Fit")
 # Of the bootstrap: whole runs are drawn, since checkpoints of one are not independent.
 DRAWN = 200
 LEVEL = 0.90
@@ -120,46 +117,27 @@ class DrawnRange:
     high: float
 
 
-def drawn_laws(runs: RunLosses, law: Law, draws: int = DRAWN, seed: int = SEED) -> list[Law]:
-    """Fit ``draws`` samples of the runs, with replacement, each from the fit of all.
+def drawn_laws(runs: RunLosses, law: Law, draws: int = DRAWN) -> list[Law]:
+    """Bootstrap: fit ``draws`` samples of the runs, with replacement, each from the fit of all.
 
-    Samples of too few sizes or lengths, or whose fit is no law, are drawn again. Of few runs
-    many samples have fewer that differ than constants: their fits stay near the one that they
-    start from, and the interval is too narrow.
-
-    Raises:
-        RecipeError: most samples have none.
-    """
-    start = constants_of(law)
-
-    def fitted(kept: npt.NDArray[np.intp]) -> Law:
-        return fit_law(runs[kept], [start])
-
-    return drawn_fits(len(runs), fitted, "train more sizes and lengths", draws, seed)
-
-
-def drawn_fits(
-    count: int,
-    fitted: Callable[[npt.NDArray[np.intp]], Fit],
-    way: str,
-    draws: int = DRAWN,
-    seed: int = SEED,
-) -> list[Fit]:
-    """Bootstrap: fit ``draws`` samples of ``count`` runs; one that tells no law is drawn again.
+    A sample of too few sizes or lengths, or without a law, is drawn again. Of few runs many
+    samples have fewer different values than constants: their fits stay near the start, and the
+    interval is too narrow.
 
     Raises:
-        RecipeError: most samples tell none; with the ``way`` out.
+        RecipeError: most samples have no law.
     """
-    generator, found, failed = np.random.default_rng(seed), list[Fit](), 0
-    while len(found) < draws:
+    generator, start = np.random.default_rng(SEED), constants_of(law)
+    laws, failed = list[Law](), 0
+    while len(laws) < draws:
         try:
-            found.append(fitted(generator.integers(count, size=count)))
+            laws.append(fit_law(runs[generator.integers(len(runs), size=len(runs))], [start]))
         except RecipeError:
             failed += 1
         if failed > draws * MOST_FAILED / (1 - MOST_FAILED):
-            problem = f"of {count} runs most samples tell no law: there is no interval"
-            raise RecipeError("study", problem, way)
-    return found
+            problem = f"most samples of {len(runs)} runs have no law, so there is no interval"
+            raise RecipeError("study", problem, "train more sizes and lengths")
+    return laws
 
 
 def interval(laws: Sequence[Law], figure: Callable[[Law], float]) -> DrawnRange:

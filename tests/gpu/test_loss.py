@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from components.model.loss import linear_cross_entropy
+from components.model.loss import penalized_cross_entropy
 from components.model.softmax import ON_DEVICE
 from tests.components.model.test_loss_precision import MOST_ERROR, NARROW
 
@@ -27,7 +27,7 @@ def test_a_gpu_finds_loss_and_gradients_of_the_host_in_double_precision(
     exact_loss = F.cross_entropy(F.linear(sides[0], sides[1]), targets)
     exact = torch.autograd.grad(exact_loss, sides)
     there = [side.detach().to(gpu, precision).requires_grad_() for side in sides]
-    loss = linear_cross_entropy(there[0], there[1], targets.to(gpu))
+    loss = penalized_cross_entropy(there[0], there[1], targets.to(gpu))[0]
     assert loss.item() == pytest.approx(exact_loss.item(), rel=1e-3)
     for found, expected in zip(torch.autograd.grad(loss, there), exact, strict=True):
         assert (found.cpu().double() - expected).norm() / expected.norm() < MOST_ERROR

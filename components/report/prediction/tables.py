@@ -7,7 +7,7 @@ from components.report import numbers
 from components.report.plan_tables import bill_rows
 from components.report.tables import Grid
 from components.scaling.isoflop import BestByBudgets
-from components.scaling.prediction import FigureRange, FittedLaw, Prediction
+from components.scaling.prediction import FittedLaw, Prediction
 
 
 def runs_grid(found: Prediction) -> Grid:
@@ -43,9 +43,9 @@ def law_grid(law: FittedLaw) -> Grid:
 
 def target_rows(found: Prediction) -> list[tuple[str, str]]:
     """Return label and text of what is predicted."""
-    best, beyond = found.optimum, found.beyond
+    best, beyond, loss = found.optimum, found.beyond, found.loss
     return [
-        ("loss", between(found.loss, ".3f")),
+        ("loss", f"{loss.value:.3f} ({loss.low:.3f} to {loss.high:.3f})"),
         ("parameters, tokens", f"{found.parameters:,}, {found.tokens:,}"),
         ("held-out runs are off by at most", f"{found.held_out_error:.2%}"),
         ("FLOPs beyond the largest fitted run", f"{numbers.measured(beyond.flops)} times"),
@@ -65,11 +65,6 @@ def by_budgets_row(best: BestByBudgets) -> tuple[str, str]:
         f"{numbers.count(best.parameters)} parameters on {numbers.count(best.tokens)} tokens: "
         f"best sizes {sizes}, exponent {best.exponent:.3f}",
     )
-
-
-def between(one: FigureRange, form: str) -> str:
-    """Write a figure with its interval."""
-    return f"{one.value:{form}} ({one.low:{form}} to {one.high:{form}})"
 
 
 def plan_rows(plan: PlanResult) -> list[tuple[str, str]]:

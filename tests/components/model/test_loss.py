@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.model.loss import Readout, linear_cross_entropy, penalized_cross_entropy
+from components.model.loss import Readout, penalized_cross_entropy
 from components.model.softmax import BLOCKS, Blocks
 from tests.components.model.comparison import gradient_of, relative_difference
 
@@ -34,7 +34,7 @@ def test_loss_and_gradients_equal_torchs_whatever_the_block() -> None:
     expected = torch.autograd.grad(
         2.5 * F.cross_entropy(logits, targets.flatten()), (hidden, weight)
     )
-    loss = linear_cross_entropy(hidden, weight, targets)
+    loss = penalized_cross_entropy(hidden, weight, targets)[0]
     torch.testing.assert_close(loss, F.cross_entropy(logits, targets.flatten()))
     torch.testing.assert_close(torch.autograd.grad(2.5 * loss, (hidden, weight)), expected)
 
@@ -46,7 +46,7 @@ def test_targets_that_do_not_count_add_nothing_to_loss_and_gradients() -> None:
     left = targets.masked_fill(~counted, -100).flatten()  # which torch's own ignores
     total = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), left, reduction="sum")
     expected = torch.autograd.grad(total / 21, (hidden, weight))
-    loss = linear_cross_entropy(hidden, weight, targets, counted=counted)
+    loss = penalized_cross_entropy(hidden, weight, targets, counted=counted)[0]
     torch.testing.assert_close(loss, total / 21)
     torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight)), expected)
 
@@ -59,7 +59,7 @@ def test_capped_logits_are_those_of_the_formula_and_so_are_gradients() -> None:
     left = targets.masked_fill(~counted, -100).flatten()
     total = F.cross_entropy(logits, left, reduction="sum") / 21
     expected = torch.autograd.grad(total, (hidden, weight), retain_graph=True)
-    loss = linear_cross_entropy(hidden, weight, targets, counted=counted, cap=1.5)
+    loss = penalized_cross_entropy(hidden, weight, targets, counted=counted, cap=1.5)[0]
     torch.testing.assert_close(loss, total)
     torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight)), expected)
     found = Readout(cap=1.5)(hidden, weight, None)
@@ -101,7 +101,7 @@ def test_a_z_loss_and_its_gradients_are_those_of_the_formula(
 def test_a_z_loss_belongs_to_training_alone() -> None:
     hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
     targets, readout = torch.randint(13, (3, 7)), Readout(z_loss=0.3)
-    entropy = linear_cross_entropy(hidden, weight, targets)
+    entropy = penalized_cross_entropy(hidden, weight, targets)[0]
     trained = readout(hidden, weight, targets)
     assert readout.penalty is not None
     torch.testing.assert_close(trained - readout.penalty, entropy)
@@ -112,7 +112,7 @@ def test_a_z_loss_belongs_to_training_alone() -> None:
 def test_large_logits_neither_overflow_nor_vanish() -> None:
     hidden = torch.ones(1, 1, requires_grad=True)
     weight = torch.tensor([[1e4], [-1e4], [0.0]], requires_grad=True)
-    loss = linear_cross_entropy(hidden, weight, torch.tensor([1]))
+    loss = penalized_cross_entropy(hidden, weight, torch.tensor([1]))[0]
     torch.autograd.backward(loss)
     assert loss.item() == 2e4
     assert gradient_of(weight).tolist() == [[1.0], [-1.0], [0.0]]
@@ -130,7 +130,7 @@ def test_low_precision_is_as_exact_as_the_plain_way(
     exact_loss = F.cross_entropy(F.linear(*wide), targets)
     exact = torch.autograd.grad(exact_loss, wide)
     theirs = torch.autograd.grad(plain(hidden, weight, targets), (hidden, weight))
-    loss = linear_cross_entropy(hidden, weight, targets)
+    loss = penalized_cross_entropy(hidden, weight, targets)[0]
     ours = torch.autograd.grad(loss, (hidden, weight))
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(exact_loss.item(), rel=1e-3)
@@ -147,7 +147,7 @@ def test_float16_gradients_survive_many_tokens_and_rows() -> None:
     )
     hidden, weight = (0.1 * hidden).requires_grad_(), weight.requires_grad_()
     targets = torch.zeros(2_048, dtype=torch.int64)
-    scaled = 4_096.0 * linear_cross_entropy(hidden, weight, targets)
+    scaled = 4_096.0 * penalized_cross_entropy(hidden, weight, targets)[0]
     of_weight = torch.autograd.grad(scaled, weight)[0][1:].float()
     wide = weight.detach().float().requires_grad_()
     expected = torch.autograd.grad(4_096.0 * plain(hidden.float(), wide, targets), wide)[0][1:]
@@ -158,7 +158,7 @@ def test_under_autocast_products_are_bfloat16_and_gradients_come_back_wide() -> 
     hidden, weight = leaves(2, 9, dim=8, rows=13, precision=torch.float32)
     targets = torch.randint(13, (2, 9))
     with torch.autocast("cpu", torch.bfloat16):
-        loss = linear_cross_entropy(hidden, weight, targets)
+        loss = penalized_cross_entropy(hidden, weight, targets)[0]
         expected = plain(hidden, weight, targets)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected, rtol=1e-3, atol=0)
@@ -173,9 +173,9 @@ def test_under_autocast_products_are_bfloat16_and_gradients_come_back_wide() -> 
 def test_a_frozen_side_gets_no_gradient_and_changes_none(frozen: int) -> None:
     sides = leaves(7, dim=5, rows=13, precision=torch.float64)
     targets = torch.randint(13, (7,))
-    expected = torch.autograd.grad(linear_cross_entropy(*sides, targets), sides)
+    expected = torch.autograd.grad(penalized_cross_entropy(*sides, targets)[0], sides)
     sides[frozen].requires_grad_(False)
-    torch.autograd.backward(linear_cross_entropy(*sides, targets))
+    torch.autograd.backward(penalized_cross_entropy(*sides, targets)[0])
     assert sides[frozen].grad is None
     torch.testing.assert_close(sides[1 - frozen].grad, expected[1 - frozen])
 
@@ -186,9 +186,9 @@ def test_without_gradients_the_loss_is_the_same_and_leaves_no_graph(
 ) -> None:
     hidden, weight = leaves(7, dim=5, rows=13, precision=torch.float32)
     targets = torch.randint(13, (7,))
-    expected = linear_cross_entropy(hidden, weight, targets)
+    expected = penalized_cross_entropy(hidden, weight, targets)[0]
     with mode():
-        loss = linear_cross_entropy(hidden, weight, targets)
+        loss = penalized_cross_entropy(hidden, weight, targets)[0]
     assert not loss.requires_grad
     assert loss.item() == expected.item()
 
@@ -197,7 +197,7 @@ def test_the_shapes_come_through_on_meta() -> None:
     with torch.device("meta"):
         hidden, weight = torch.empty(2, 7, 5), torch.empty(13, 5)
         targets = torch.empty(2, 7, dtype=torch.int64)
-    loss = linear_cross_entropy(hidden.requires_grad_(), weight.requires_grad_(), targets)
+    loss = penalized_cross_entropy(hidden.requires_grad_(), weight.requires_grad_(), targets)[0]
     of_hidden, of_weight = torch.autograd.grad(loss, (hidden, weight))
     assert loss.shape == ()
     assert of_hidden.shape == hidden.shape
@@ -206,7 +206,7 @@ def test_the_shapes_come_through_on_meta() -> None:
 
 def test_where_the_graph_is_kept_a_second_differentiation_finds_the_same() -> None:
     hidden, weight = leaves(7, dim=5, rows=13, precision=torch.float32)
-    loss = linear_cross_entropy(hidden, weight, torch.randint(13, (7,)))
+    loss = penalized_cross_entropy(hidden, weight, torch.randint(13, (7,)))[0]
     first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
     again = torch.autograd.grad(loss, (hidden, weight))
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
@@ -214,7 +214,7 @@ def test_where_the_graph_is_kept_a_second_differentiation_finds_the_same() -> No
 
 def test_rejects_a_second_differentiation() -> None:
     hidden, weight = leaves(7, dim=5, rows=13, precision=torch.float32)
-    loss = linear_cross_entropy(hidden, weight, torch.randint(13, (7,)))
+    loss = penalized_cross_entropy(hidden, weight, torch.randint(13, (7,)))[0]
     torch.autograd.backward(loss)
     with pytest.raises(RuntimeError, match="differentiated before: compute it again"):
         torch.autograd.backward(loss)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from typing_extensions import override
 
-from components.model.loss import linear_cross_entropy, penalized_cross_entropy
+from components.model.loss import penalized_cross_entropy
 from components.model.softmax import BLOCKS, Blocks, Softmax, log_sums
 from components.torch_internals.operators import TorchDispatchMode, tree_leaves
 from tests.components.model.comparison import gradient_of
@@ -63,7 +63,7 @@ def test_the_heads_gradient_is_as_exact_in_many_blocks_as_in_one(
     wide = rounded.double().requires_grad_()
     exact = torch.autograd.grad(F.cross_entropy(hidden.double() @ wide.T, targets), wide)[0]
     with torch.autocast("cpu", torch.bfloat16):
-        loss = linear_cross_entropy(hidden, weight, targets)
+        loss = penalized_cross_entropy(hidden, weight, targets)[0]
     found = torch.autograd.grad(loss, weight)[0]
     assert found.dtype == precision
     assert (found - exact).norm() / exact.norm() < MOST_ERROR
@@ -123,8 +123,8 @@ def test_gradients_of_inputs_and_of_weights_may_be_asked_for_apart(
     hidden, rows, targets = narrow_sides(precision)
     hidden, weight = hidden.requires_grad_(), nn.Parameter(rows)
     sides = hidden, weight
-    expected = torch.autograd.grad(linear_cross_entropy(*sides, targets), sides)
-    again = linear_cross_entropy(*sides, targets)
+    expected = torch.autograd.grad(penalized_cross_entropy(*sides, targets)[0], sides)
+    again = penalized_cross_entropy(*sides, targets)[0]
     of_inputs, groups = stage_backward_input([again], None, [hidden], iter([weight]))
     assert weight.grad is None
     stage_backward_weight(iter([weight]), groups)
@@ -135,7 +135,9 @@ def test_gradients_of_inputs_and_of_weights_may_be_asked_for_apart(
 
 def test_only_the_gradient_that_a_pass_asks_for_is_made() -> None:
     hidden, weight, targets = narrow_sides(torch.float32)
-    loss = linear_cross_entropy(hidden.requires_grad_(), weight.requires_grad_() * 1, targets)
+    loss = penalized_cross_entropy(
+        hidden.requires_grad_(), weight.requires_grad_() * 1, targets
+    )[0]
     with Traffic() as traffic:
         torch.autograd.grad(loss, hidden, retain_graph=True)
     assert traffic.bytes < 3 * size(hidden)
