@@ -58,9 +58,10 @@ def _bound_growth(call: nodes.Filter | nodes.Call) -> float:
     if name not in {"join", "replace"}:
         return 1.0
     arguments = [*call.args, *(keyword.value for keyword in call.kwargs)]
-    if not all(isinstance(argument, nodes.Const) for argument in arguments):
+    constants = [argument for argument in arguments if isinstance(argument, nodes.Const)]
+    if len(constants) < len(arguments):
         raise ValueError(f"gives {name} something other than texts")
-    old, new = [*(len(str(argument.value)) for argument in arguments), 0, 0][:2]
+    old, new = [*(len(str(constant.value)) for constant in constants), 0, 0][:2]
     return max(1.0, new / old if name == "replace" and old else old + new + 1)
 
 
