@@ -8,14 +8,25 @@ from typing import Any
 from rich.table import Table
 
 from cluster.asking import asked_once
-from cluster.scheduler import Scheduler, scheduler_of
+from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
 from cluster.script import job_name
 from cluster.status import RunStatus, status_of
 from command.arguments import Arguments
 from command.continuation import change_text
 from command.outcome import print_result
 from command.recipe.path_checks import named_runs
-from command.tree.nodes import QUEUED, nodes_of, root_of, state_of
+from command.tree.nodes import (
+    DONE,
+    QUEUED,
+    WAITING,
+    TreeNode,
+    logs_of,
+    nodes_of,
+    queued_jobs,
+    root_of,
+    state_of,
+)
+from components.command_line import command_line
 from components.config.schema.recipe import read_recipe
 from components.terminal import console
 
@@ -44,10 +55,7 @@ def _tree(path: Path) -> dict[str, dict[str, Any]]:
         return {}
     found: dict[str, dict[str, Any]] = {}
     for node in nodes_of(root_of(path)):
-        state, why = state_of(node), ""
-        if state == QUEUED and node.child.kind == "run":
-            run = status_of(node.path, _scheduler(node.path))
-            state, why = run.state, run.why
+        state, why = _node_state(node)
         child = node.child
         found[node.name] = {
             "kind": child.kind,
@@ -59,6 +67,27 @@ def _tree(path: Path) -> dict[str, dict[str, Any]]:
             "why": why,
         }
     return found
+
+
+def _node_state(node: TreeNode) -> tuple[str, str]:
+    """Return the state of a node in a word, and the reason for it, if there is one."""
+    state, scheduler = state_of(node), _scheduler(node.root)
+    if state == QUEUED and node.child.kind == "run":
+        run = status_of(node.path, _scheduler(node.path))
+        return run.state, run.why
+    if scheduler is None or node.child.kind == "run" or state in {DONE, WAITING}:
+        return state, ""
+    try:
+        jobs = queued_jobs(node)
+    except SchedulerError as error:
+        return state, str(error)
+    if jobs:
+        return QUEUED, f"job {jobs[0].job} {jobs[0].state}"
+    if node.is_done or state != QUEUED:
+        return state_of(node), ""
+    again = command_line(f"resume={node.root}")
+    why = f"its job ended before it was done: {logs_of(node)}; submit it again: {again}"
+    return "lost", why
 
 
 def _nodes(tree: Mapping[str, Mapping[str, Any]]) -> Table:
