@@ -171,7 +171,7 @@ def _check(point: SweepPoint, taken: Counter[str]) -> "Sequence[Ready]":
     try:
         submit.check_resubmission(recipe, path, arguments)
     except submit.SubmittedError as error:
-        say(f"[{path.name}] left as it is: {error.problem}")
+        say(f"[{path.name}] left as it is: {error.problem}; {error.remedy}")
         taken.update(_standing_jobs(recipe, arguments, path))
         return ()
     one = submit.check(recipe, arguments, path)
