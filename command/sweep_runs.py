@@ -152,6 +152,8 @@ def submit_all(points: Sequence[Sequence[str]]) -> Status:
     for one in (one for one in ready if _admitted(one, taken)):
         submit = partial(_hand_over, one, first.at_most, chains)
         statuses.append(attempt(submit, one.arguments.words, one.path.name).status)
+        if statuses[-1] >= Status.INTERRUPTED:
+            break
     print_runs([one.path for one in found if (one.path / "recipe.json").exists()], first.output)
     return max(statuses)
 
