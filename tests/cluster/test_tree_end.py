@@ -32,8 +32,10 @@ from command.tree.nodes import nodes_of, state_of
 from command.tree.submission import submit_due
 from components.config.schema.recipe import Recipe
 from components.run.folder import RunFolder, create_run_folder
+from components.run.ownership import seal_of
 from components.run.provenance import write_provenance
 from components.run.writer_lock import submission_lock
+from tests.cluster.jobs import submitted
 from tests.cluster.programs import Programs, queued
 from tests.life.conftest import ROOT
 
@@ -215,3 +217,27 @@ def test_what_keeps_a_job_from_the_lock_of_its_tree_is_told_and_ends_no_job(
     )
     assert (state_of(nodes_of(trunk)[0]) == "submitted") == (obstacle == "no locks")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_child_that_somebody_else_made_is_not_submitted_by_a_person(
+    tmp_path: Path, programs: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = "{at_tokens: 100_000_000_000, with: weights, set: {budget.sequence_length: 2_048}}"
+    recipe, children = compose_tree(read_point([*TREE[:-1], f"children.given={child}"]))
+    trunk = create_run_folder(recipe, tmp_path / "trunk").path
+    write_provenance(RunFolder(trunk), ["site.account=kitchen"])
+    (trunk / "jobs").mkdir()
+    (node,) = nodes_of(trunk)
+    folder = create_run_folder(children["given"], node.path)
+    saved = trunk / "checkpoints" / f"tokens-{node.child.at_tokens:015d}"
+    saved.mkdir()
+    (saved / "progress.json").write_text("{}")
+    (folder.path / "jobs").mkdir()
+    submitted(Jobs(folder), "5")
+    seal_of(folder.recipe).unlink()
+    submit_due(trunk, reopened_by=read_point([f"resume={trunk}"]))
+    assert (
+        f"[given] not submitted: resume: {node.path} was not made by you"
+        in capfd.readouterr().err
+    )
+    assert programs.calls() == []

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from command.tree.nodes import (
     QUEUED,
     WAITING,
     TreeNode,
+    is_left,
     logs_of,
     nodes_of,
     queued_jobs,
@@ -40,6 +42,9 @@ def run(arguments: Arguments) -> None:
     with asked_once():
         one = status_of(folders[0], _scheduler(folders[0]))
         tree = _tree(folders[0])
+        if is_left(folders[0]):
+            again = command_line(f"resume={folders[0]}")
+            one = replace(one, next=f"its tree is not done; what has no job: {again}")
     known = one.jobs or one.chain is not None
     tables = [_runs([one]), _told(one), *([_jobs(one)] if known else [])]
     if tree:
