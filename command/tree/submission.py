@@ -17,7 +17,6 @@ from components.config.children import CHILDREN
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
-from components.run.ownership import is_own
 from components.run.records import EnvironmentRecord
 from components.run.writer_lock import submission_lock
 from components.terminal import say
@@ -75,14 +74,13 @@ def _submit(node: TreeNode, *, again: bool) -> None:
         ask_in_jobs(node.parent, recipe, node.missing, asked, node.name)  # an array at a time
         return
     if node.child.kind == "run":
-        from command.actions.jobs.submit import check, hand_over  # takes its time
+        from command.actions.jobs.submit import check, check_own, hand_over  # takes its time
 
-        if again and not is_own(RunFolder(node.path).recipe):
-            way = f"name its recipe yourself: recipe=NAME cluster=NAME run={node.path}"
-            raise RecipeError("resume", f"{node.path} was not made by you here", way)
+        if again:
+            check_own(node.path)
         recipe = read_recipe(RunFolder(node.path).recipe)
-        again_words = ["again=true"] if again else []
-        point = read_point([*node.words[1:], *site, *again_words])
+        site += ["again=true"] if again else []
+        point = read_point([*node.words[1:], *site])
         ready = check(recipe, point, node.path)
         job = hand_over(ready, after=None)
     else:

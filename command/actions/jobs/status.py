@@ -76,23 +76,20 @@ def _tree(path: Path) -> dict[str, dict[str, Any]]:
 
 def _node_state(node: TreeNode) -> tuple[str, str]:
     """Return the state of a node in a word, and the reason for it, if there is one."""
-    state, scheduler = state_of(node), _scheduler(node.root)
+    state = state_of(node)
     if state == QUEUED and node.child.kind == "run":
         run = status_of(node.path, _scheduler(node.path))
         return run.state, run.why
-    if scheduler is None or node.child.kind == "run" or state in {DONE, WAITING}:
+    if node.child.kind == "run" or state in {DONE, WAITING} or _scheduler(node.root) is None:
         return state, ""
     try:
         jobs = queued_jobs(node)
     except SchedulerError as error:
         return state, str(error)
-    if jobs:
-        return QUEUED, f"job {jobs[0].job} {jobs[0].state}"
-    if node.is_done or state != QUEUED:
-        return state_of(node), ""
+    if jobs or state != QUEUED or node.is_done:
+        return (QUEUED, f"job {jobs[0].job} {jobs[0].state}") if jobs else (state_of(node), "")
     again = command_line(f"resume={node.root}")
-    why = f"its job ended before it was done: {logs_of(node)}; submit it again: {again}"
-    return "lost", why
+    return "lost", f"its job ended before it was done; its log: {logs_of(node)}; again: {again}"
 
 
 def _nodes(tree: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -66,7 +66,7 @@ class Ready:
 def run(arguments: Arguments) -> ActionResult:
     """Submit a run, or again one whose chain has ended, or what is left of its tree."""
     if continues_tree(arguments) and arguments.resume is not None:
-        _check_own(arguments.resume, "name its children yourself: recipe=NAME from.run=RUN")
+        check_own(arguments.resume)
         submit_due(arguments.resume.absolute(), reopened_by=arguments)
         return ActionResult(run=arguments.resume)
     recipe, children, path = _wanted(arguments)
@@ -99,15 +99,15 @@ def _wanted(arguments: Arguments) -> tuple[Recipe, Mapping[str, Recipe], Path]:
         user = read_user(recipe.cluster.name, arguments.site)
         return recipe, children, run_folder(recipe, user, arguments.run, ROOT)
     folder, _, recipe = reopen(arguments.resume, arguments)
-    remedy = f"name its recipe yourself: recipe=NAME cluster=NAME run={folder.path}"
-    _check_own(folder.path, remedy)
+    check_own(folder.path)
     return recipe, NONE, folder.path.absolute()
 
 
-def _check_own(path: Path, remedy: str) -> None:
+def check_own(path: Path) -> None:
     """Refuse the run folder of somebody else, whose recipe would write a job script."""
     if not is_own(RunFolder(path).recipe):
         problem = f"{path} was not made by you here, and its recipe would write a job script"
+        remedy = f"name its recipe yourself: recipe=NAME cluster=NAME run={path}"
         raise RecipeError("resume", problem, remedy)
 
 
