@@ -32,7 +32,7 @@ from cluster.records import (
 )
 from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
 from components.config.schema.recipe import read_recipe
-from components.fault_tolerance.failures import forget_errors, read_errors
+from components.fault_tolerance.failures import forget_errors, read_errors, seconds_between
 from components.preflight.verdict import CHOSEN, HOSTS, forget_verdict, list_hosts
 from components.run.folder import RunFolder
 from components.terminal import say
@@ -96,15 +96,14 @@ def _tell_relaunch(jobs: Jobs, nodes: tuple[str, ...]) -> None:
     """Write to the event log that the job goes on, where, and since when it stood still."""
     *_, before, record = jobs.chain().current
     errors = read_errors(jobs.folder.path / "ranks")
-    since = datetime.fromisoformat(before.ended_at or record.began_at).timestamp()
-    since = min([since, *(error.at / 1e9 for error in errors)])
+    since_end = datetime.now(UTC) - datetime.fromisoformat(before.ended_at or record.began_at)
+    seconds = max(since_end.total_seconds(), seconds_between(errors, jobs.record))
     evidence = {
         "restart": record.attempt,
         "job": record.job,
         "nodes": nodes,
         "left_out": [node for node in before.nodes if node not in nodes],
     }
-    seconds = max(0.0, datetime.now(UTC).timestamp() - since)
     tell(jobs.folder, "restart", before.why, evidence, seconds=seconds)
 
 

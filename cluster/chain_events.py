@@ -226,6 +226,21 @@ class CancelledEvent(ChainEvent):
         return "its user cancelled it"
 
 
+class ReopenedEvent(ChainEvent):
+    """A person continues the tree of a run; ``words`` replace those of the same keys."""
+
+    kind: Literal["reopened"] = "reopened"
+    words: Texts
+
+    def change(self, chain: ChainState) -> ChainState:
+        words = {word.partition("=")[0]: word for word in (*chain.words, *self.words)}
+        return replace(chain, cancelled=False, words=tuple(words.values()))
+
+    @property
+    def text(self) -> str:
+        return "its user continued its tree"
+
+
 class OverEvent(ChainEvent):
     """No further job has anything to do, for this reason."""
 

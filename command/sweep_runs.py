@@ -152,6 +152,8 @@ def submit_all(points: Sequence[Sequence[str]]) -> Status:
     for one in (one for one in ready if _admitted(one, taken)):
         submit = partial(_hand_over, one, first.at_most, chains)
         statuses.append(attempt(submit, one.arguments.words, one.path.name).status)
+        if statuses[-1] >= Status.INTERRUPTED:
+            break
     print_runs([one.path for one in found if (one.path / "recipe.json").exists()], first.output)
     return max(statuses)
 
@@ -171,7 +173,7 @@ def _check(point: SweepPoint, taken: Counter[str]) -> "Sequence[Ready]":
     try:
         submit.check_resubmission(recipe, path, arguments)
     except submit.SubmittedError as error:
-        say(f"[{path.name}] left as it is: {error.problem}")
+        say(f"[{path.name}] left as it is: {error.problem}; {error.remedy}")
         taken.update(_standing_jobs(recipe, arguments, path))
         return ()
     one = submit.check(recipe, arguments, path)

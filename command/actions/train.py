@@ -13,13 +13,12 @@ from command.parent_run import beginning_of
 from command.recipe.lock_file import bundle_of
 from command.remarks import remarks
 from command.tree.course import grow_here, plant
-from command.tree.nodes import is_left
+from command.tree.nodes import continues_tree, is_left
 from command.tree.page import leave_tree_page
 from components.checkpoint.metadata import newest_checkpoint
 from components.command_line import command_line
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
-from components.errors import RecipeError
 from components.report import measurements
 from components.report.held_out import ending_lines
 from components.report.pages import leave_report
@@ -28,7 +27,6 @@ from components.run.disk import explained
 from components.run.folder import (
     RunFolder,
     create_run_folder,
-    existing_run_folder,
     replace_recipe,
 )
 from components.run.records import Results
@@ -85,12 +83,8 @@ def run(arguments: Arguments) -> ActionResult:
             ended = _train(recipe, folder, lock, bundle_of(arguments))
         return _grown(folder, ended)
     check_changes(arguments)
-    trunk = existing_run_folder(arguments.resume, "resume")
-    if is_left(trunk.path):  # it has finished, and some of its children have not
-        for key in arguments.values:
-            way = f"resume={trunk.path}/children/NAME with it"
-            raise RecipeError(key, f"{trunk.path} has finished, and its children go on", way)
-        return _grown(trunk, ActionResult(run=trunk.path))
+    if continues_tree(arguments):
+        return _grown(RunFolder(arguments.resume), ActionResult(run=arguments.resume))
     # Opened before the lock, which is a file: nothing is written yet.
     folder, _, _ = reopen(arguments.resume, arguments)
     with train_alone(folder.path, "resume", say) as lock:

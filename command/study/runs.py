@@ -5,11 +5,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from cluster.job import job_settings
+from cluster.records import Jobs
 from cluster.scheduler import scheduler_of
 from cluster.status import status_of
 from cluster.user import read_user
@@ -25,6 +26,7 @@ from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
 from components.report.pages import share_script
+from components.run.folder import RunFolder
 from components.run.ownership import check_links
 from components.run.records import HeldOutRecord, StatedResults, read_checked
 from components.terminal import say
@@ -111,11 +113,17 @@ class SubmittedRun:
 
 
 def _submit(asked: StudyRequest, point: Point) -> Look:
-    """Submit a point; one that is in its folder, whatever became of it, is left as it is."""
+    """Submit a point; a run that was submitted before is left as it is, however it ended.
+
+    If its submission was cut short and the queue has no job of it, it is submitted again.
+    """
     arguments, path = asked.arguments_of(point), asked.folder_of(point)
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
     settings = job_settings(recipe, user, repository=ROOT, run=path)
+    chain = Jobs(RunFolder(path)).chain()
+    if chain.submissions and not chain.ids:
+        arguments = replace(arguments, again=True)
     with suppress(submit.SubmittedError):
         submit.check_resubmission(recipe, path, arguments)
         submit.hand_over(submit.check(recipe, arguments, path), after=None)

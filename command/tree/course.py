@@ -93,12 +93,12 @@ def work(node: TreeNode) -> Status:
 def main(words: list[str]) -> int:
     """Submit what is due of the tree of a run; with a node's name, do that one here."""
     root = root_of(Path(words[0]))
-    if len(words) == 1:
+    named = [node for node in nodes_of(root) if node.name in words[1:]]
+    status = max((int(work(node)) for node in named if not node.is_done), default=0)
+    try:
         submit_due(root)
-        return 0
-    named = next(node for node in nodes_of(root) if node.name == words[1])
-    status = 0 if named.is_done else int(work(named))
-    submit_due(root)  # what comes from it
+    except RecipeError as error:
+        say(str(error))
     return status
 
 

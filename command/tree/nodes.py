@@ -2,19 +2,23 @@
 
 children/NAME        below the trunk: the folder of a run, a merge or an export, whatever of
 children/NAME.json   the job of a merge or an export, written before it is handed over
+children/jobs/NAME   the logs of that job
+children/submit.lock held while a process submits or cancels nodes of the tree
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.records import Jobs
-from command.arguments import read_point
+from cluster.scheduler import JobState, check_id, scheduler_of
+from command.arguments import Arguments, read_point
 from command.evaluate.queue import answers_of, array_folder, read_array
 from components.checkpoint.metadata import kept_tokens
 from components.config.children import CHILDREN, ordered
 from components.config.schema.children import Child
 from components.config.schema.recipe import read_recipe
-from components.run.folder import RunFolder
+from components.errors import RecipeError
+from components.run.folder import RunFolder, existing_run_folder
 
 DONE, DUE, WAITING, QUEUED, UNSURE = "finished", "due", "waiting", "submitted", "unknown"
 
@@ -106,6 +110,21 @@ def nodes_of(root: Path) -> list[TreeNode]:
     return [TreeNode(root, name, children[name]) for name in ordered(children)]
 
 
+def continues_tree(arguments: Arguments) -> bool:
+    """Whether ``resume=`` names a trunk that has finished before all of its tree was done.
+
+    Raises:
+        RecipeError: keys are given, which such a trunk has no use for.
+    """
+    run = arguments.resume
+    if run is None or not is_left(existing_run_folder(run, "resume").path):
+        return False
+    for key in arguments.values:
+        problem = f"{run} has finished, and its children go on"
+        raise RecipeError(key, problem, f"resume={run}/children/NAME with it")
+    return True
+
+
 def is_left(run: Path) -> bool:
     """Whether a run is a trunk that has finished, and some of its tree is not done."""
     folder = RunFolder(run)
@@ -142,4 +161,17 @@ def logs_of(node: TreeNode) -> Path:
     """Return where the logs of such a job are."""
     if node.child.kind == "evaluate":
         return array_folder(node.parent) / "jobs"
-    return node.root / CHILDREN / "jobs"
+    return node.root / CHILDREN / "jobs" / node.name
+
+
+def queued_jobs(node: TreeNode) -> list[JobState]:
+    """List what the queue has of a merge, an export or an evaluation.
+
+    Raises:
+        RecipeError: what is recorded as its job is no id of one.
+        SchedulerError: the scheduler does not answer, or the job is somebody else's.
+    """
+    scheduler, job = scheduler_of(read_recipe(node.root / "recipe.json").cluster), job_of(node)
+    if job is not None:
+        check_id(scheduler, job, logs_of(node))
+    return scheduler.states(job or "", logs_of(node)) if logs_of(node).is_dir() else []

@@ -1,55 +1,70 @@
 """Hand what is due of a tree to the scheduler, once, though jobs end while they do so."""
 
-import fcntl
-import os
 import signal
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.array import ArrayWork, submit_array
-from cluster.records import Jobs
+from cluster.chain_events import ReopenedEvent
+from cluster.records import Jobs, now
 from cluster.scheduler import NoAnswerError, SchedulerError
 from cluster.user import read_user
-from command.arguments import ROOT, read_point
+from command.arguments import ROOT, Arguments, read_point
 from command.evaluate.queue import ask_in_jobs
-from command.tree.nodes import DUE, TreeNode, nodes_of, state_of
+from command.tree.nodes import DONE, DUE, TreeNode, logs_of, nodes_of, queued_jobs, state_of
 from components.config.children import CHILDREN
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.records import EnvironmentRecord
+from components.run.writer_lock import submission_lock
 from components.terminal import say
 
 _ENDS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 PATIENCE_SECONDS = 30.0  # with another process of the tree; as long as a job's end with its own
 
 
-def submit_due(root: Path) -> None:
-    """Hand over what is due and was not; what cannot be is told, and tried again next time.
+def submit_due(root: Path, *, reopened_by: Arguments | None = None) -> None:
+    """Submit the nodes that are due. A node that cannot be submitted is tried again next time.
 
-    Of a hand-over that was cut short nobody knows whether the scheduler took it: such a node is
-    never handed over again by itself.
+    Whether the scheduler took a submission that was cut short is not known: such a node, and a
+    node whose job ended before it was done, are submitted again only if a person asks for it,
+    by the command ``reopened_by``.
+
+    Raises:
+        RecipeError: another process submits or cancels nodes of this tree.
     """
-    if Jobs(RunFolder(root)).chain().cancelled:
-        return  # its user has taken the tree back
-    with _alone(root) as mine:
-        for node in nodes_of(root) if mine else ():
-            if node.child.kind == "evaluate":
-                due = node.is_due
-            else:
-                due = state_of(node) == DUE and node.is_due
-            if not due:
-                continue
+    trunk = Jobs(RunFolder(root))
+    with submission_lock(root / CHILDREN, seconds=PATIENCE_SECONDS):
+        if reopened_by is not None:
+            site = tuple(word for word in reopened_by.words if word.startswith("site."))
+            trunk.note(ReopenedEvent(at=now(), words=site))
+        for node in nodes_of(root):
+            if trunk.chain().cancelled:  # also while this process submits
+                return
             try:
-                with _unended():
-                    _submit(node)
+                if _is_to_submit(node, again=reopened_by is not None):
+                    with _unended():
+                        _submit(node, again=reopened_by is not None)
             except (RecipeError, SchedulerError) as error:
                 say(f"[{node.name}] not submitted: {error}")
 
 
-def _submit(node: TreeNode) -> None:
+def _is_to_submit(node: TreeNode, *, again: bool) -> bool:
+    """Whether a node is due; ``again`` if it was submitted, is not done, and no job is left.
+
+    The jobs of runs and evaluations are looked for where these are submitted.
+    """
+    if not node.is_due or node.child.kind == "evaluate":
+        return node.is_due
+    state = state_of(node)
+    if state == DUE or not again:
+        return state == DUE
+    return state != DONE and (node.child.kind == "run" or not queued_jobs(node))
+
+
+def _submit(node: TreeNode, *, again: bool) -> None:
     trunk = RunFolder(node.root)
     command = trunk.read("environment.json", EnvironmentRecord).command[2:]
     words = Jobs(trunk).chain().words or command  # of the last submission of the trunk
@@ -59,10 +74,14 @@ def _submit(node: TreeNode) -> None:
         ask_in_jobs(node.parent, recipe, node.missing, asked, node.name)  # an array at a time
         return
     if node.child.kind == "run":
-        from command.actions.jobs.submit import check, hand_over  # takes its time
+        from command.actions.jobs.submit import check, check_own, hand_over  # takes its time
 
+        if again:
+            check_own(node.path)
         recipe = read_recipe(RunFolder(node.path).recipe)
-        ready = check(recipe, read_point([*node.words[1:], *site]), node.path)
+        site += ["again=true"] if again else []
+        point = read_point([*node.words[1:], *site])
+        ready = check(recipe, point, node.path)
         job = hand_over(ready, after=None)
     else:
         job = _submit_work(node, site)
@@ -72,8 +91,8 @@ def _submit(node: TreeNode) -> None:
 def _submit_work(node: TreeNode, site: list[str]) -> str:
     """Submit a merge or an export as a job of one node."""
     recipe, trunk = read_recipe(node.parent.recipe), RunFolder(node.root)
-    logs = node.root / CHILDREN / "jobs"
-    logs.mkdir(exist_ok=True)
+    logs = logs_of(node)
+    logs.mkdir(parents=True, exist_ok=True)
     array = ArrayWork(
         kind=node.name,
         module="command.tree.course",
@@ -92,30 +111,6 @@ def _submit_work(node: TreeNode, site: list[str]) -> str:
         raise
     trunk.write_json(note, {"job": job})
     return job
-
-
-@contextmanager
-def _alone(root: Path) -> Iterator[bool]:
-    """Say whether no other process of this tree submits; one that does is waited for.
-
-    What it found may be older than what is due now, and this may be the last look.
-    """
-    (root / CHILDREN).mkdir(exist_ok=True)
-    lock = os.open(root / CHILDREN / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
-    end = time.monotonic() + PATIENCE_SECONDS
-    try:
-        while not (mine := _locked(lock)) and time.monotonic() < end:
-            time.sleep(0.2)
-        yield mine
-    finally:
-        os.close(lock)
-
-
-def _locked(lock: int) -> bool:
-    with suppress(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 @contextmanager

@@ -28,10 +28,6 @@ FIRST_FAILURE = "first_failure.json"  # below the run's folder ``ranks``, by the
 # The exit status of a rank that could write no error, and of its agent: a user has to mend it.
 MENDABLE = 2
 
-# When the agent began that started this rank, in nanoseconds since the epoch: an environment
-# variable, absent where a scheduler starts the ranks. What is older is another job's.
-AGENT_BEGAN = "KOCHBUCH_AGENT_BEGAN_NS"
-
 
 @dataclass(frozen=True)
 class RankError:
@@ -118,6 +114,15 @@ def _message_begun(text: str) -> str:
     return str(json.loads(f'"{found["text"]}"', strict=False))
 
 
+def seconds_between(errors: Sequence[RankError], file: Path) -> float:
+    """Measure from the first error to the last change of ``file``; 0 without errors.
+
+    The clock of their file system dated both. The clock of this machine may be another.
+    """
+    end = file.stat().st_mtime_ns
+    return max(0.0, (end - min((error.at for error in errors), default=end)) / 1e9)
+
+
 def describe_end(errors: Sequence[RankError], *, ranks: int) -> tuple[str, list[int]]:
     """Describe why a world of ``ranks`` ended, and which of them left no word.
 
@@ -134,13 +139,13 @@ def describe_end(errors: Sequence[RankError], *, ranks: int) -> tuple[str, list[
     return why, silent
 
 
-def raise_again(ranks: Path, *, since: int) -> None:
-    """Raise what ended the ranks before, ``since`` then, if only a user can mend it.
+def raise_again(ranks: Path) -> None:
+    """Raise what ended the ranks that start again, if only a user can mend it.
 
     Raises:
         RecipeError: that error.
     """
-    errors = [error for error in read_errors(ranks) if error.at >= since]
+    errors = read_errors(ranks)
     if errors and (found := recipe_error(errors[0].message)):
         raise found
 

@@ -9,11 +9,16 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from components.errors import RecipeError
 from components.run.disk import Patience
+from components.run.history import FILES, lines_from_end
 
 
 def node_name(seen: Mapping[str, str]) -> str:
@@ -26,6 +31,25 @@ def job_name(seen: Mapping[str, str]) -> str | None:
     if "SLURM_ARRAY_JOB_ID" in seen:
         return f"{seen['SLURM_ARRAY_JOB_ID']}_{seen['SLURM_ARRAY_TASK_ID']}"
     return seen.get("SLURM_JOB_ID") or seen.get("PBS_JOBID")
+
+
+def run_time(run: Path) -> float:
+    """Return the time of a new line of the run, in seconds since the epoch.
+
+    It never goes back: readers order the lines by it. The clock of a node may be behind the
+    clock that wrote the last line, and any clock may be set while a process runs.
+    """
+    return _seconds_at_boot(run) + time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@cache
+def _seconds_at_boot(run: Path) -> float:
+    """Return the run's time at which this machine started."""
+    times = [time.time()]
+    for name in FILES:
+        with suppress(RecipeError, OSError):  # whoever reads the file reports the damage
+            times += [line["time"] for line in islice(lines_from_end(run / name), 1)]
+    return max(times) - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 # fmt: off
@@ -81,7 +105,8 @@ class EventLog:
         """
         if not self.writes:
             return
-        place = {"kind": kind, "time": time.time(), "step": at.step, "tokens": at.tokens}
+        now = run_time(self.file.parent)
+        place = {"kind": kind, "time": now, "step": at.step, "tokens": at.tokens}
         event = {**place, "cause": cause, "seconds": seconds, "evidence": dict(evidence)}
         self._patience(self.file, lambda: append_line(self.file, event, sync=True))
 

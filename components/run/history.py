@@ -27,7 +27,7 @@ from components.run.records import (
 )
 
 MOST_LINE_BYTES, BLOCK_BYTES = 4 << 20, 1 << 20
-_FILES = ("metrics.jsonl", "journal.jsonl")
+FILES = ("metrics.jsonl", "journal.jsonl")
 _VERSIONS = "the journal and this program must be of the same version"
 _PREFLIGHT = "preflight"  # with it a job begins, and its ranks start after it
 _BEGINS = ("start", "resume")
@@ -66,9 +66,9 @@ def run_lines(run: Path, broken: list[str]) -> Iterator[Line]:
     Raises:
         RecipeError: more broken lines than kills, or a line that is no record.
     """
-    places: dict[str, list[str]] = {name: [] for name in _FILES}
-    measured = _checked_lines(run / _FILES[0], places[_FILES[0]])
-    events = sorted(_checked_lines(run / _FILES[1], places[_FILES[1]]), key=_time_of)
+    places: dict[str, list[str]] = {name: [] for name in FILES}
+    measured = _checked_lines(run / FILES[0], places[FILES[0]])
+    events = sorted(_checked_lines(run / FILES[1], places[FILES[1]]), key=_time_of)
     begins = 0
     for line in merge(measured, events, key=_time_of):
         begins += line[1]["kind"] in _BEGINS

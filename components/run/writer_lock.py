@@ -24,6 +24,7 @@ from pydantic import Field, ValidationError
 from components.config.schema.types import Section
 from components.errors import RecipeError
 from components.run.disk import explained
+from components.run.event_log import job_name
 from components.terminal import say
 
 LOCK = "writer.lock"
@@ -37,6 +38,7 @@ DEAD_NODE_SECONDS = 100.0
 # Set for ranks whose launcher holds the lock: they share it. A job's first rank takes it.
 SHARES = "KOCHBUCH_SHARES_WRITER_LOCK"
 LOCKLESS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+HIDDEN = -1
 _PAUSE_SECONDS = 0.1
 _MOST_BYTES = 65_536  # of names; the file may come from anywhere
 
@@ -45,7 +47,9 @@ class Holder(Section):
     """A process that writes in the folder; ``started`` tells it from a later of its number."""
 
     host: Annotated[str, Field(pattern=r"^[\w.-]+$", max_length=255)]
-    process: int
+    namespace: int = 0  # of process ids: containers of one host have their own
+    in_job: bool = False
+    process: Annotated[int, Field(gt=0)]
     started: int
     since: Annotated[str, Field(pattern=r"^[\d :+-]+$", max_length=32)]
     file: int  # its inode: in a copy of the folder the name stands for nobody
@@ -55,12 +59,16 @@ class Holder(Section):
 
     @property
     def is_here(self) -> bool:
-        return self.host == socket.gethostname()
+        return (self.host, self.namespace) == (socket.gethostname(), _namespace())
 
     @property
-    def is_alive(self) -> bool:
-        """Whether it runs on this host, and is no other that got its number."""
-        return self.is_here and _started(self.process) == self.started
+    def may_live(self) -> bool:
+        """Whether it runs, and is no other that got its number; elsewhere nobody can tell.
+
+        Of jobs elsewhere the scheduler knows: it starts no other before they have ended.
+        """
+        started = _started(self.process)
+        return started in {self.started, HIDDEN} if self.is_here else not self.in_job
 
 
 Occupied = Callable[[Holder | None], RecipeError]
@@ -86,7 +94,7 @@ def alone(
         end = time.monotonic() + seconds
         while (found := _take(lock)) == "held":
             if time.monotonic() > end:
-                raise occupied(_likely(lock))
+                raise _refusal(lock, folder / name, occupied)
             time.sleep(_PAUSE_SECONDS)
         if found == "taken":
             os.ftruncate(lock, 0)
@@ -118,6 +126,8 @@ def sign(lock: int, process: int) -> None:
     """Name a process that holds ``lock``; on a full disk it is held without a name."""
     holder = Holder(
         host=socket.gethostname(),
+        namespace=_namespace(),
+        in_job=job_name(os.environ) is not None,
         process=process,
         started=_started(process) or 0,
         since=datetime.now().astimezone().isoformat(" ", "seconds"),
@@ -141,8 +151,19 @@ def check_free(folder: Path, *, occupied: Occupied) -> None:
     Raises:
         RecipeError: somebody does.
     """
-    if (writer := writer_of(folder)) is not None:
-        raise occupied(None if isinstance(writer, str) else writer)
+    if (folder / LOCK).exists():
+        with _opened(folder / LOCK) as lock:
+            if _take(lock) == "held":
+                raise _refusal(lock, folder / LOCK, occupied)
+
+
+def _refusal(lock: int, file: Path, occupied: Occupied) -> RecipeError:
+    """Say who holds ``lock``; without locks it may be a process that was killed elsewhere."""
+    error = occupied(_likely(lock))
+    if _flock(lock, fcntl.LOCK_SH) != "no locks":
+        return error
+    way = f"its file system has no locks: if that process has ended, remove {file}"
+    return RecipeError(error.path, error.problem, f"{error.remedy}; {way}")
 
 
 @contextmanager
@@ -173,7 +194,7 @@ def _take(lock: int) -> Literal["taken", "held", "no locks"]:
     found = _flock(lock, fcntl.LOCK_EX)
     if found == "taken":
         return _flock(lock, fcntl.LOCK_SH)
-    if found == "no locks" and any(one.is_alive for one in _others(lock)):
+    if found == "no locks" and any(one.may_live for one in _others(lock)):
         return "held"
     return found
 
@@ -201,9 +222,9 @@ def _sign_without_locks(
     elsewhere = [one for one in _others(lock) if not one.is_here]
     sign(lock, os.getpid())
     for one in _named(lock):
-        if one.process == os.getpid() and one.is_alive:
+        if one.is_here and one.process == os.getpid():
             break
-        if one.is_alive:
+        if one.may_live:
             raise occupied(one)
     hint = f"; see that this one has ended: {elsewhere[-1]}" if elsewhere else ""
     say(f"{folder}: no locks on its file system, and nobody can tell who writes there{hint}")
@@ -225,14 +246,27 @@ def _others(lock: int) -> list[Holder]:
 def _likely(lock: int) -> Holder | None:
     """Choose whom to name: one that is seen to live, else the first."""
     named = _named(lock)
-    return next((one for one in named if one.is_alive), named[0] if named else None)
+    return next((one for one in named if one.may_live), named[0] if named else None)
+
+
+def _namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def _started(process: int) -> int | None:
-    """Ask the kernel when a process began, by its own clock; None if it has ended."""
+    """Ask the kernel when a process began, by its own clock; None if it has ended.
+
+    `HIDDEN` is a process of another user, where the kernel hides those.
+    """
     try:
         state = Path(f"/proc/{process}/stat").read_text("ascii", errors="replace")
     except OSError:
+        try:
+            os.kill(process, 0)  # sends nothing
+        except PermissionError:
+            return HIDDEN
+        except (ProcessLookupError, OverflowError):
+            pass
         return None
     fields = state.rpartition(") ")[2].split()  # a program's name may have spaces
     return None if fields[0] in {"Z", "X"} else int(fields[19])
@@ -273,7 +307,7 @@ def rank_holds(
 
 
 @contextmanager
-def submission_lock(path: Path) -> Iterator[None]:
+def submission_lock(path: Path, *, seconds: float = SUBMITTING_SECONDS) -> Iterator[None]:
     """Let one process at a time submit or cancel the run's jobs, from check to record.
 
     Raises:
@@ -286,7 +320,6 @@ def submission_lock(path: Path) -> Iterator[None]:
 
     with explained(path):
         path.mkdir(parents=True, exist_ok=True)
-        seconds = SUBMITTING_SECONDS
         with alone(path, seconds=seconds, occupied=occupied, say=say, name=SUBMIT_LOCK):
             yield
 

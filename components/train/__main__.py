@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
-from components.fault_tolerance.failures import AGENT_BEGAN, MENDABLE, error_file, raise_again
+from components.fault_tolerance.failures import MENDABLE, error_file, raise_again
 from components.run.folder import RunFolder
 from components.run.writer_lock import rank_holds
 from components.terminal import say
@@ -36,8 +36,8 @@ def be_a_rank(path: Path) -> None:
     # One place for all: torchrun's own has the rank's number on its node, and an attempt's.
     error = error_file(path / "ranks", int(os.environ.get("RANK", "0")))
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(error)
-    if AGENT_BEGAN in os.environ:
-        raise_again(path / "ranks", since=int(os.environ[AGENT_BEGAN]))
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        raise_again(path / "ranks")
     with rank_holds(path, os.environ, say):
         fit(folder, recipe)
 

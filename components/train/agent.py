@@ -12,7 +12,6 @@ import os
 import runpy
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import set_forkserver_preload
 from pathlib import Path
@@ -66,7 +65,6 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
     # Ranks that start again would read the addresses of those before: the agent's own store,
     # which they share unless told otherwise, is made once (torch 2.13, dynamic_rendezvous.py).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ[failures.AGENT_BEGAN] = str(time.time_ns())
     if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
         tempfile.tempdir = "/tmp"  # short on every Linux
     # One process imports the slow libraries, and every rank is a fork of it.

@@ -20,7 +20,7 @@ from components.energy.emissions import Emissions
 from components.fault_tolerance.hang import HangWatch
 from components.json_file import strict
 from components.run.disk import explained
-from components.run.event_log import EventLog
+from components.run.event_log import EventLog, run_time
 from components.run.folder import RunFolder
 from components.run.history import held_until, read_lines
 from components.run.records import DataFolder
@@ -156,7 +156,9 @@ def summarize(
         "steps": progress.step,
         "tokens": progress.tokens,
         "loss": module.last.loss if module.last else None,
-        "seconds": held_until(time.time(), read_lines(folder.journal)),  # of all processes
+        "seconds": held_until(
+            run_time(folder.path), read_lines(folder.journal)
+        ),  # of all processes
         "last_process_seconds": time.perf_counter() - began,
         "tokens_per_second": speed,
         "tokens_per_second_per_device": speed / derived.ranks,

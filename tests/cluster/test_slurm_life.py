@@ -82,25 +82,26 @@ def losses(run: Path) -> dict[int, tuple[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted() -> dict[int, Path]:
-    """The runs that were trained whole, by their number of ranks."""
+def uninterrupted() -> dict[tuple[str, ...], Path]:
+    """The runs that were trained whole, by what their command says."""
     return {}
 
 
 @pytest.fixture
 def same_as_uninterrupted(
-    home: Path, submit: Submit, uninterrupted: dict[int, Path]
+    home: Path, submit: Submit, uninterrupted: dict[tuple[str, ...], Path]
 ) -> Callable[[Path], None]:
     """Compare a run, bit by bit, with the same ranks under torchrun on this machine."""
 
     def compare(run: Path) -> None:
         ranks = json.loads((run / "derived.json").read_text())["ranks"]
-        if ranks not in uninterrupted:
-            own = [word for word in Jobs(RunFolder(run)).chain().words if word.startswith(OWN)]
-            whole = home / f"whole-{ranks}"
-            assert main([*SMALL, *own, f"cluster.ranks={ranks}", f"run={whole}"]) == 0
-            uninterrupted[ranks] = whole
-        assert losses(run) == losses(uninterrupted[ranks])
+        said = [word for word in Jobs(RunFolder(run)).chain().words if word.startswith(OWN)]
+        own = (*said, f"cluster.ranks={ranks}")
+        if own not in uninterrupted:
+            whole = home / f"whole-{len(uninterrupted)}"
+            assert main([*SMALL, *own, f"run={whole}"]) == 0
+            uninterrupted[own] = whole
+        assert losses(run) == losses(uninterrupted[own])
 
     return compare
 
@@ -192,6 +193,33 @@ def test_a_killed_rank_is_named_and_the_next_job_avoids_its_node(
     assert failed.bad_nodes == (node,)
     assert node not in last.nodes
     assert end.state == "finished"
+    same_as_uninterrupted(run)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["mesh", "deepspeed"])
+def test_killed_in_a_save_a_run_goes_on_from_the_last_whole_checkpoint(
+    engine: str,
+    slurm: LocalSlurm,
+    submit: Submit,
+    same_as_uninterrupted: Callable[[Path], None],
+) -> None:
+    """It saves after each step: while one checkpoint is written, an older one is removed."""
+    often = ("checkpoint.every_tokens=512", "checkpoint.keep=1")
+    words = [word for word in TWO_RANKS if not word.startswith("checkpoint.")]
+    run = submit(f"torn-{engine}", *words, *often, f"parallelism.engine={engine}")
+    folder = run / "checkpoints"
+    wait_until(slurm, run, lambda: len(entries(run, "checkpoint")) > 2, 120)
+    ranks = [rank_on(node, run) for node in status(run).jobs[-1].nodes]
+    slurm.wait_for(lambda: any(folder.glob(".tokens-*")), 30)
+    for rank in ranks:
+        os.kill(rank, signal.SIGKILL)
+    wait_until(slurm, run, begun(run, "resume"), 200)
+    (resumed,) = entries(run, "resume")
+    end = finish(slurm, run)
+    assert [job.ended for job in end.jobs] == ["failed", "finished"]
+    assert 0 < resumed["tokens"] == end.jobs[0].tokens_at_end
+    assert [one.name for one in folder.iterdir()] == [f"tokens-{102_400:015d}"]
     same_as_uninterrupted(run)
 
 

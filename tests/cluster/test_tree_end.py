@@ -3,6 +3,8 @@
 The part of a real script that polls and ends runs here; sbatch takes its time.
 """
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -10,21 +12,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from cluster import asking, script
+from cluster.chain_events import CancelledEvent
+from cluster.records import Jobs, now
 from command.arguments import read_point
 from command.compose import compose_tree
+from command.main import main
+from command.tree import submission
+from command.tree.course import main as main_of_tree
 from command.tree.nodes import nodes_of, state_of
 from command.tree.submission import submit_due
 from components.config.schema.recipe import Recipe
-from components.run.folder import create_run_folder
+from components.run.folder import RunFolder, create_run_folder
+from components.run.ownership import seal_of
 from components.run.provenance import write_provenance
-from tests.cluster.programs import Programs
+from components.run.writer_lock import submission_lock
+from tests.cluster.jobs import submitted
+from tests.cluster.programs import Programs, queued
 from tests.life.conftest import ROOT
 
 TREE = (
@@ -131,3 +143,101 @@ def test_what_the_scheduler_refuses_is_tried_again(trunk: Path, programs: Progra
     assert state_of(nodes_of(trunk)[0]) == "due"
     submit_due(trunk)
     assert len(programs.calls()) == 2
+
+
+def test_a_job_that_ended_before_its_node_was_done_is_submitted_again_by_a_person_alone(
+    trunk: Path, programs: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def states() -> tuple[str, str]:
+        capfd.readouterr()
+        assert main(["action=status", f"run={trunk}", "output=json"]) == 0
+        return state_of(node), json.loads(capfd.readouterr().out)["children"]["given"]["state"]
+
+    (node,) = nodes_of(trunk)
+    logs, words = trunk / "children" / "jobs" / "given", read_point([f"resume={trunk}"])
+    programs.add("sbatch", says="77\n")
+    programs.add("squeue", says=queued(logs, "77_0|PENDING|Priority|"))
+    submit_due(trunk)
+    submit_due(trunk, reopened_by=words)
+    assert states() == ("submitted", "submitted")
+    programs.add("squeue")
+    submit_due(trunk)
+    assert states() == ("submitted", "lost")
+    assert sum(call.startswith("sbatch") for call in programs.calls()) == 1
+    programs.add("sbatch", says="78\n")
+    submit_due(trunk, reopened_by=words)
+    assert noted(trunk) == "78"
+    node.note.write_text('{"job": null}')  # the command was killed before the answer came
+    assert states() == ("unknown", "unknown")
+    programs.add("squeue", says=queued(logs, "78_0|PENDING|Priority|"))
+    assert states() == ("unknown", "submitted")
+    submit_due(trunk, reopened_by=words)
+    assert sum(call.startswith("sbatch") for call in programs.calls()) == 2
+
+
+def test_nothing_is_submitted_of_a_tree_that_is_cancelled_meanwhile(
+    trunk: Path, programs: Programs
+) -> None:
+    """A job submits while a person cancels; that person waits for it."""
+    programs.add("sbatch", says="77\n")
+    Jobs(RunFolder(trunk)).note(CancelledEvent(at=now()))
+    submit_due(trunk)
+    assert programs.calls() == []
+    submit_due(trunk, reopened_by=read_point([f"resume={trunk}"]))
+    assert state_of(nodes_of(trunk)[0]) == "submitted"
+
+
+@pytest.mark.parametrize("obstacle", ["held", "folder", "link", "no locks"])
+def test_what_keeps_a_job_from_the_lock_of_its_tree_is_told_and_ends_no_job(
+    trunk: Path,
+    programs: Programs,
+    obstacle: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    programs.add("sbatch", says="77\n")
+    monkeypatch.setattr(submission, "PATIENCE_SECONDS", 0.1)
+    lock = trunk / "children" / "submit.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with ExitStack() as held:
+        if obstacle == "held":
+            held.enter_context(submission_lock(lock.parent))
+        elif obstacle == "folder":
+            lock.mkdir()
+        elif obstacle == "link":
+            lock.symlink_to(tmp_path / "elsewhere")
+        else:
+            flock = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+            monkeypatch.setattr(fcntl, "flock", flock)
+        assert main_of_tree([str(trunk)]) == 0
+    said = {"held": "is being submitted or cancelled by process", "no locks": "no locks on"}
+    assert (
+        said.get(obstacle, "is no plain file, and cannot be a lock") in capfd.readouterr().err
+    )
+    assert (state_of(nodes_of(trunk)[0]) == "submitted") == (obstacle == "no locks")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_child_that_somebody_else_made_is_not_submitted_by_a_person(
+    tmp_path: Path, programs: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = "{at_tokens: 100_000_000_000, with: weights, set: {budget.sequence_length: 2_048}}"
+    recipe, children = compose_tree(read_point([*TREE[:-1], f"children.given={child}"]))
+    trunk = create_run_folder(recipe, tmp_path / "trunk").path
+    write_provenance(RunFolder(trunk), ["site.account=kitchen"])
+    (trunk / "jobs").mkdir()
+    (node,) = nodes_of(trunk)
+    folder = create_run_folder(children["given"], node.path)
+    saved = trunk / "checkpoints" / f"tokens-{node.child.at_tokens:015d}"
+    saved.mkdir()
+    (saved / "progress.json").write_text("{}")
+    (folder.path / "jobs").mkdir()
+    submitted(Jobs(folder), "5")
+    seal_of(folder.recipe).unlink()
+    submit_due(trunk, reopened_by=read_point([f"resume={trunk}"]))
+    assert (
+        f"[given] not submitted: resume: {node.path} was not made by you"
+        in capfd.readouterr().err
+    )
+    assert programs.calls() == []

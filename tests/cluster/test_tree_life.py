@@ -1,13 +1,16 @@
-"""A tree of seven nodes on a real Slurm, to its end: one node is put back and goes on."""
+"""Trees on a real Slurm: one node is put back and goes on; a cancelled tree is continued."""
+
+import json
 
 import pytest
 
 from cluster.records import Jobs
+from command.main import main
 from command.tree.nodes import nodes_of, state_of
 from components.report.measurements import read_evaluations
 from components.run.folder import RunFolder
 from tests.cluster.slurm import LocalSlurm
-from tests.cluster.test_slurm_life import Submit, home, submit, wait_until
+from tests.cluster.test_slurm_life import Submit, home, status, submit, wait_until
 from tests.life.conftest import entries
 
 __all__ = ["home", "submit"]
@@ -64,3 +67,50 @@ def test_a_tree_of_seven_nodes_comes_to_its_end_though_one_is_put_back(
     assert len(Jobs(RunFolder(trunk)).chain().attempts) == 1
     assert {one["tokens_trained"] for one in read_evaluations(trunk)} == {2_048, 4_096}
     assert {one["tokens_trained"] for one in read_evaluations(nodes["cool_a"].path)} == {3_072}
+
+
+CANCELLED = {
+    "cooled": {"at_tokens": 2_048, "with": "optimizer", "set": {"budget.total_tokens": 3_072}},
+    "mean": {"at_tokens": 4_096, "merge": {"last": 2}},
+    "given": {"of": "mean", "export": {}},
+    "judged": {"at_tokens": 4_096, "evaluate": {}},
+}
+
+
+def test_a_tree_that_was_cancelled_midway_is_continued_by_resume(
+    slurm: LocalSlurm, submit: Submit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def states() -> dict[str, str]:
+        capsys.readouterr()
+        assert main(["action=status", f"run={trunk}", "output=json"]) == 0
+        shown = json.loads(capsys.readouterr().out)["children"]
+        return {name: one["state"] for name, one in shown.items()}
+
+    def queue() -> str:
+        return slurm.call("squeue", "--noheader", "--format=%j")
+
+    named = [f"children.{name}={text(one)}" for name, one in CANCELLED.items()]
+    own = (f"budget.total_tokens={TOTAL}", "cluster.nodes=1", "cluster.jobs=1")
+    saves = (f"checkpoint.every_tokens={SAVED}", "checkpoint.keep=1", "parallelism.data=4")
+    trunk = submit("stopped", *own, *saves, "site.account=kitchen", "cluster.hours=0.2", *named)
+    wait_until(slurm, trunk, lambda: status(trunk).state in {"running", "finished"}, 100)
+    slurm.call("scontrol", "update", "PartitionName=booster", "State=DOWN")
+    try:
+        wait_until(slurm, trunk, lambda: status(trunk).state == "finished", 100)
+        wait_until(slurm, trunk, lambda: not status(trunk).queued, 100)
+        waiting = {"cooled": "pending", "mean": "submitted", "judged": "submitted"}
+        assert states() == {**waiting, "given": "waiting"}
+        assert main(["action=cancel", f"run={trunk}"]) == 0
+        wait_until(slurm, trunk, lambda: not queue(), 30)
+        left = {"cooled": "cancelled", "mean": "lost", "judged": "due", "given": "waiting"}
+        assert states() == left
+        assert main([f"resume={trunk}", "checkpoint.keep=2"]) == 2
+        assert main([f"resume={trunk}", "site.account=kitchen"]) == 0
+        assert len(queue().split()) == 3
+        assert main([f"resume={trunk}", "site.account=kitchen"]) == 0
+        assert len(queue().split()) == 3  # nothing is submitted twice
+    finally:
+        slurm.call("scontrol", "update", "PartitionName=booster", "State=UP")
+    wait_until(slurm, trunk, lambda: {*states().values()} == {"finished"}, 400)
+    assert len(Jobs(RunFolder(trunk)).chain().attempts) == 1
+    assert len(Jobs(RunFolder(trunk / "children" / "cooled")).chain().attempts) == 1

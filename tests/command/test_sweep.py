@@ -200,6 +200,24 @@ def test_a_point_that_the_scheduler_refuses_does_not_stop_the_others(
     assert submitted(queue) == ["", "--dependency=afterany:1"]
 
 
+def test_interrupted_between_two_submissions_it_submits_no_more_and_then_what_is_missing(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sbatch = queue.parent / "sbatch"
+    usual = sbatch.read_text()
+    sbatch.write_text(
+        '#!/bin/sh\ncase "$*" in *seed=2*) kill -INT $PPID; exit 1;; esac\n' + usual
+    )
+    assert sweep(tmp_path, "budget.seed=1,2,3") == 130
+    assert len(submitted(queue)) == 1
+    sbatch.write_text(usual)
+    capfd.readouterr()
+    assert sweep(tmp_path, "budget.seed=1,2,3") == 0
+    assert len(submitted(queue)) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "its answer is missing; the queue has no job of it; again=true submits it" in said
+
+
 def test_a_scheduler_that_does_not_answer_is_no_reason_to_leave_a_point(
     queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

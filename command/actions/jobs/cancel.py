@@ -8,14 +8,14 @@ from cluster.records import Jobs, now
 from cluster.scheduler import (
     NotOwnError,
     SchedulerError,
-    check_id,
     check_present,
     scheduler_of,
 )
 from cluster.status import queue_of
 from command.arguments import Arguments
 from command.recipe.path_checks import named_runs
-from command.tree.nodes import job_of, logs_of, nodes_of, root_of
+from command.tree.nodes import job_of, logs_of, nodes_of, queued_jobs, root_of
+from components.config.children import CHILDREN
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
@@ -41,15 +41,14 @@ def _cancel_tree(run: Path, *, force: bool) -> None:
     """Cancel what was submitted of the tree below a trunk; what was not waits no more."""
     if not read_recipe(run / "recipe.json").children or root_of(run) != run.absolute():
         return
-    for node in nodes_of(root_of(run)):
-        if node.child.kind == "run":
-            if not node.is_done and Jobs(RunFolder(node.path)).chain().submissions:
-                _cancel(RunFolder(node.path), force=force)
-        elif logs_of(node).is_dir():
-            scheduler, job = scheduler_of(read_recipe(node.parent.recipe).cluster), job_of(node)
-            if job:
-                check_id(scheduler, job, logs_of(node))
-            scheduler.cancel(job or "", logs_of(node), running=force)
+    scheduler = scheduler_of(read_recipe(run / "recipe.json").cluster)
+    with submission_lock(root_of(run) / CHILDREN):  # a job may submit a node at this moment
+        for node in nodes_of(root_of(run)):
+            if node.child.kind == "run":
+                if not node.is_done and Jobs(RunFolder(node.path)).chain().submissions:
+                    _cancel(RunFolder(node.path), force=force)
+            elif queued_jobs(node):
+                scheduler.cancel(job_of(node) or "", logs_of(node), running=force)
 
 
 def _cancel(folder: RunFolder, *, force: bool) -> None:

@@ -2,20 +2,33 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from cluster.asking import cached_answers
-from cluster.scheduler import Scheduler, scheduler_of
+from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
 from cluster.script import job_name
 from cluster.status import RunStatus, status_of
 from command.arguments import Arguments
 from command.continuation import change_text
 from command.outcome import print_result
 from command.recipe.path_checks import named_runs
-from command.tree.nodes import QUEUED, nodes_of, root_of, state_of
+from command.tree.nodes import (
+    DONE,
+    QUEUED,
+    WAITING,
+    TreeNode,
+    is_left,
+    logs_of,
+    nodes_of,
+    queued_jobs,
+    root_of,
+    state_of,
+)
+from components.command_line import command_line
 from components.config.schema.recipe import read_recipe
 from components.terminal import console
 
@@ -29,6 +42,9 @@ def run(arguments: Arguments) -> None:
     with cached_answers():
         one = status_of(folders[0], _scheduler(folders[0]))
         tree = _tree(folders[0])
+        if is_left(folders[0]):
+            again = command_line(f"resume={folders[0]}")
+            one = replace(one, next=f"its tree is not done; what has no job: {again}")
     known = one.jobs or one.chain is not None
     tables = [_runs([one]), _told(one), *([_jobs(one)] if known else [])]
     if tree:
@@ -44,10 +60,7 @@ def _tree(path: Path) -> dict[str, dict[str, Any]]:
         return {}
     found: dict[str, dict[str, Any]] = {}
     for node in nodes_of(root_of(path)):
-        state, why = state_of(node), ""
-        if state == QUEUED and node.child.kind == "run":
-            run = status_of(node.path, _scheduler(node.path))
-            state, why = run.state, run.why
+        state, why = _node_state(node)
         child = node.child
         found[node.name] = {
             "kind": child.kind,
@@ -59,6 +72,24 @@ def _tree(path: Path) -> dict[str, dict[str, Any]]:
             "why": why,
         }
     return found
+
+
+def _node_state(node: TreeNode) -> tuple[str, str]:
+    """Return the state of a node in a word, and the reason for it, if there is one."""
+    state = state_of(node)
+    if state == QUEUED and node.child.kind == "run":
+        run = status_of(node.path, _scheduler(node.path))
+        return run.state, run.why
+    if node.child.kind == "run" or state in {DONE, WAITING} or _scheduler(node.root) is None:
+        return state, ""
+    try:
+        jobs = queued_jobs(node)
+    except SchedulerError as error:
+        return state, str(error)
+    if jobs or state != QUEUED or node.is_done:
+        return (QUEUED, f"job {jobs[0].job} {jobs[0].state}") if jobs else (state_of(node), "")
+    again = command_line(f"resume={node.root}")
+    return "lost", f"its job ended before it was done; its log: {logs_of(node)}; again: {again}"
 
 
 def _nodes(tree: Mapping[str, Mapping[str, Any]]) -> Table:

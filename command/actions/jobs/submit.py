@@ -26,7 +26,8 @@ from command.outcome import ActionResult
 from command.parent_data import check_parent_data
 from command.parent_run import beginning_of
 from command.tree.course import plant
-from command.tree.nodes import nodes_of, root_of
+from command.tree.nodes import continues_tree, nodes_of, root_of
+from command.tree.submission import submit_due
 from components.checkpoint.metadata import newest_checkpoint
 from components.command_line import command_line
 from components.config.resolve import check_continues
@@ -63,7 +64,11 @@ class Ready:
 
 
 def run(arguments: Arguments) -> ActionResult:
-    """Submit a run, or again one whose chain has ended."""
+    """Submit a run, or again one whose chain has ended, or what is left of its tree."""
+    if continues_tree(arguments) and arguments.resume is not None:
+        check_own(arguments.resume)
+        submit_due(arguments.resume.absolute(), reopened_by=arguments)
+        return ActionResult(run=arguments.resume)
     recipe, children, path = _wanted(arguments)
     check_links(path, "run")
     check_resubmission(recipe, path, arguments)
@@ -80,6 +85,8 @@ def run(arguments: Arguments) -> ActionResult:
     if recipe.children:
         names = ", ".join(f"{one.name} ({one.child.kind})" for one in nodes_of(path))
         say(f"its jobs submit, each when its checkpoint is there: {names}")
+        if arguments.resume is not None or arguments.again:
+            submit_due(path, reopened_by=arguments)  # jobs submit no node for a second time
     if not recipe.cluster.smoke:
         say("a try of minutes on two nodes: the same command with cluster.smoke=true")
     return ActionResult(run=path)
@@ -92,13 +99,16 @@ def _wanted(arguments: Arguments) -> tuple[Recipe, Mapping[str, Recipe], Path]:
         user = read_user(recipe.cluster.name, arguments.site)
         return recipe, children, run_folder(recipe, user, arguments.run, ROOT)
     folder, _, recipe = reopen(arguments.resume, arguments)
-    if not is_own(folder.recipe):
-        problem = (
-            f"{folder.path} was not made by you here, and its recipe would write a job script"
-        )
-        remedy = f"name its recipe yourself: recipe=NAME cluster=NAME run={folder.path}"
-        raise RecipeError("resume", problem, remedy)
+    check_own(folder.path)
     return recipe, NONE, folder.path.absolute()
+
+
+def check_own(path: Path) -> None:
+    """Refuse the run folder of somebody else, whose recipe would write a job script."""
+    if not is_own(RunFolder(path).recipe):
+        problem = f"{path} was not made by you here, and its recipe would write a job script"
+        remedy = f"name its recipe yourself: recipe=NAME cluster=NAME run={path}"
+        raise RecipeError("resume", problem, remedy)
 
 
 def check(

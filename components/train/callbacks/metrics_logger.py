@@ -19,7 +19,7 @@ from components.data.samples import HeldOutWindows
 from components.distributed.mesh import sum_over_ranks
 from components.energy.counters import NOTHING, EnergyReading
 from components.run.disk import Patience
-from components.run.event_log import ClockReading, append_line
+from components.run.event_log import ClockReading, append_line, run_time
 from components.run.history import lines_from_end, stream_lines
 from components.train.callbacks.hooks import RunCallback
 from components.train.held_out import LAST_QUARTER, Evaluation, weighted_mean
@@ -197,8 +197,8 @@ class Metrics(RunCallback):
     ) -> None:
         if self.curves is None:
             return
-        line = {"kind": kind, "time": time.time(), "step": at.step, "tokens": at.tokens}
-        line |= figures
+        now = run_time(self.file.parent)
+        line = {"kind": kind, "time": now, "step": at.step, "tokens": at.tokens, **figures}
         self._patience(self.file, lambda: append_line(self.file, line, sync=False))
         if curves:
             self.curves.add(curves, step=at.step)

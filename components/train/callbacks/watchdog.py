@@ -1,7 +1,6 @@
 """The watchdog's place in the loop: limits of time, looks at the ranks, equal replicas."""
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -113,8 +112,7 @@ class Watching(RunCallback):
             return
         cause, silent = failures.describe_end(errors, ranks=dist.get_world_size())
         evidence = {"restart": restarts, "without_a_word": silent}
-        now = time.time_ns()
-        seconds = (now - min((error.at for error in errors), default=now)) / 1e9
+        seconds = failures.seconds_between(errors, self.folder.journal)  # has just its start
         self.journal.note("restart", module.progress, cause, evidence, seconds=seconds)
         failures.forget_errors(self.folder.path / "ranks")
 

@@ -1,15 +1,24 @@
 """How many of a study's runs are under way: as many as it wants and its queue takes."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from cluster.chain_events import SubmitEvent
+from cluster.records import Jobs, now
+from command.main import main
 from command.study.runs import Look, PointEnding, SubmittedRun, run_all
 from command.study.schema import Point, QueueLimits
+from components.run.folder import RunFolder
+from tests.command.test_sweep import HERE, queue, submitted
+from tests.life.conftest import TINY
 
 if TYPE_CHECKING:
     from command.study.request import StudyRequest
+
+__all__ = ["queue"]
 
 
 @dataclass(frozen=True)
@@ -43,3 +52,37 @@ def test_a_study_has_no_more_runs_under_way_than_their_queue_takes(
     run_all(start, points, finish, QueueLimits(at_once=4, poll_seconds=0.001))
     assert sorted(ended) == list(range(7))
     assert max(seen) == together
+
+
+STUDY = """
+name: rates
+why: Which rate learns most.
+recipe: teuken7b
+cluster: juwels
+set: {cluster.hours: 0.5}
+space: {optimizer.lr: [0.001]}
+products: {}
+objective: {measured: held_out.final, planned: null, direction: minimize}
+search: {sampler: random, trials: 1, at_once: 1, seed: 3, poll_seconds: 1}
+published: {}
+"""
+
+
+def test_a_point_whose_submission_was_cut_short_is_submitted_by_the_same_command(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its process was killed before the scheduler answered, and the queue has no job of it."""
+    (tmp_path / "rates.yaml").write_text(STUDY)
+    given = ("recipe=", "cluster=", "cluster.hours=")
+    words = [word for word in (*TINY, *HERE) if not word.startswith(given)]
+    words = ["-m", *words, "study=rates.yaml", f"run={tmp_path / 'study'}"]
+    main(words)
+    (run,) = (file.parent for file in (tmp_path / "study").glob("*/recipe.json"))
+    assert len(submitted(queue)) == 1
+    Jobs(RunFolder(run)).note(SubmitEvent(at=now(), jobs=1))
+    for journal in (tmp_path / "study").glob("*.journal"):
+        journal.unlink()
+    main(words)
+    assert len(submitted(queue)) == 2, capfd.readouterr().err
+    main(words)
+    assert len(submitted(queue)) == 2

@@ -16,6 +16,7 @@ from components.fault_tolerance.failures import (
     forget_errors,
     raise_again,
     read_errors,
+    seconds_between,
 )
 
 
@@ -137,13 +138,25 @@ def test_what_only_a_user_can_mend_is_raised_by_those_who_start_again(tmp_path: 
     leave(tmp_path, 0, f"RecipeError: {told}", at=100)
     leave(tmp_path, 1, "RuntimeError: Connection reset by peer", at=99)
     with pytest.raises(RecipeError, match="cannot be written: full") as caught:
-        raise_again(tmp_path, since=100 * 10**9)
+        raise_again(tmp_path)
     assert (str(caught.value), caught.value.remedy) == (str(told), "make room")
 
 
-def test_other_errors_and_those_of_an_earlier_job_are_not_raised_again(tmp_path: Path) -> None:
-    raise_again(tmp_path, since=0)
+def test_other_errors_are_not_raised_again(tmp_path: Path) -> None:
+    raise_again(tmp_path)
     leave(tmp_path, 0, "RecipeError: a: b\n  c", at=100)
-    raise_again(tmp_path, since=101 * 10**9)
     leave(tmp_path, 1, "ReplicasDifferError: in step 3", at=90)  # that came first
-    raise_again(tmp_path, since=0)
+    raise_again(tmp_path)
+
+
+def test_how_long_ranks_stood_still_is_told_by_the_clock_of_their_files(tmp_path: Path) -> None:
+    """The file server may be years behind this machine."""
+    (tmp_path / "journal.jsonl").touch()
+    os.utime(tmp_path / "journal.jsonl", (130, 130))
+    assert seconds_between([], tmp_path / "journal.jsonl") == 0
+    for rank, at in enumerate((100, 110)):
+        leave(tmp_path, rank, "KeyError: 1", at=at)
+    assert seconds_between(read_errors(tmp_path), tmp_path / "journal.jsonl") == 30
+    leave(tmp_path, 0, "KeyError: 1", at=200)
+    leave(tmp_path, 1, "KeyError: 1", at=200)
+    assert seconds_between(read_errors(tmp_path), tmp_path / "journal.jsonl") == 0

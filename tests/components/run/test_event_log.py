@@ -11,7 +11,7 @@ import pytest
 from components.checkpoint.metadata import RunProgress
 from components.errors import RecipeError
 from components.fault_tolerance.faults import fill_up
-from components.run.event_log import EventLog, append_line
+from components.run.event_log import EventLog, _seconds_at_boot, append_line, run_time
 from components.run.history import read_lines
 
 NOTHING = {"joules": None, "counted_seconds": 0.0, "passed_seconds": 0.0}
@@ -89,3 +89,34 @@ def test_an_event_for_which_there_is_no_room_says_so(tmp_path: Path) -> None:
         pytest.raises(RecipeError, match=r"File too large\n  raise the limit of a file's size"),
     ):
         note(journal, 1)
+
+
+def test_the_time_of_a_run_never_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second process runs where the clock is an hour behind; then that clock is set."""
+    journal = EventLog(file=tmp_path / "journal.jsonl", writes=True, retry_seconds=0.0)
+    real = time.time
+    for behind in (0.0, 3_600.0):
+        _seconds_at_boot.cache_clear()
+        monkeypatch.setattr(time, "time", lambda behind=behind: real() - behind)
+        note(journal, 1)
+        line = {"kind": "energy", "time": run_time(tmp_path), **ENERGY}
+        append_line(tmp_path / "metrics.jsonl", line, sync=False)
+        monkeypatch.setattr(time, "time", lambda: 0.0)
+        note(journal, 2)
+    events = read_lines(tmp_path / "journal.jsonl")
+    measured = [line["time"] for line in read_lines(tmp_path / "metrics.jsonl")]
+    times = [event["time"] for event in events]
+    order = [times[0], measured[0], times[1], times[2], measured[1], times[3]]
+    assert order == sorted(order)
+    assert real() - 60 < order[0] <= order[-1] < real() + 60
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"kind": "skip"}', "\x00"])
+def test_a_damaged_line_does_not_keep_an_event_from_being_written(
+    tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
+    note(EventLog(file=tmp_path / "journal.jsonl", writes=True, retry_seconds=0.0), 7)
+    assert read_lines(tmp_path / "journal.jsonl")[0]["time"] == pytest.approx(time.time(), 60)

@@ -8,13 +8,15 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from components.errors import RecipeError
+from components.run import writer_lock
 from components.run.writer_lock import LOCK, Holder, alone, check_free, share, sign
 
 # Takes the folder, starts a child that inherits the lock, says so, and waits to be ended.
@@ -167,19 +169,90 @@ def test_without_locks_a_number_that_another_process_got_meanwhile_holds_nothing
         pass
 
 
-def test_without_locks_the_warning_names_a_process_of_another_host(
-    tmp_path: Path, lockless: None, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def left_elsewhere(
+    tmp_path: Path, lockless: None, monkeypatch: pytest.MonkeyPatch, request: Any
 ) -> None:
-    said: list[str] = []
+    """A killed process of another host, or of another container of this one, left its name."""
+    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "PBS_JOBID"):
+        monkeypatch.delenv(name, raising=False)
     with monkeypatch.context() as there:
-        there.setattr(socket, "gethostname", lambda: "jwb0123")
+        there.setattr(*request.param[0])
+        if request.param[1]:
+            there.setenv("SLURM_JOB_ID", "77")
         with taken(tmp_path):
             name = (tmp_path / LOCK).read_text()
     (tmp_path / LOCK).write_text(name)
+
+
+OTHER_HOST = (socket, "gethostname", lambda: "jwb0123")
+OTHER_CONTAINER = (writer_lock, "_namespace", lambda: 1)
+
+
+@pytest.mark.parametrize("left_elsewhere", [(OTHER_HOST, True)], indirect=True)
+def test_without_locks_the_warning_names_a_job_process_of_another_host(
+    tmp_path: Path, left_elsewhere: None
+) -> None:
+    """The scheduler starts the next job of a run when the one before has ended."""
+    said: list[str] = []
     with taken(tmp_path, said):
         pass
     hint = f"; see that this one has ended: process {os.getpid()} on host jwb0123 since "
     assert hint in said[0]
+
+
+@pytest.mark.parametrize(
+    "left_elsewhere", [(OTHER_HOST, False), (OTHER_CONTAINER, False)], indirect=True
+)
+def test_without_locks_a_process_that_cannot_be_seen_from_here_is_refused_with_a_way_out(
+    tmp_path: Path, left_elsewhere: None
+) -> None:
+    way = f"if that process has ended, remove {tmp_path / LOCK}"
+    with pytest.raises(RecipeError, match=way), taken(tmp_path):
+        pass
+    with pytest.raises(RecipeError, match=way):
+        check_free(tmp_path, occupied=occupied)
+    (tmp_path / LOCK).unlink()
+    with taken(tmp_path):
+        pass
+
+
+def test_without_locks_a_hidden_process_of_another_user_is_refused(
+    tmp_path: Path, lockless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where /proc is mounted with hidepid."""
+    with process(WAITS) as (other, _):
+        with taken(tmp_path) as lock:
+            sign(lock, other.pid)
+            name = (tmp_path / LOCK).read_text().splitlines()[-1]
+        (tmp_path / LOCK).write_text(f"{name}\n")
+
+        def refuse(pid: int, number: int) -> None:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        with monkeypatch.context() as hidden:
+            hidden.setattr(Path, "read_text", hide_proc(Path.read_text))
+            hidden.setattr(os, "kill", refuse)
+            with pytest.raises(RecipeError, match="if that process has ended, remove"):
+                check_free(tmp_path, occupied=occupied)
+
+
+def hide_proc(read: Callable[..., str]) -> Callable[..., str]:
+    def hidden(path: Path, *words: Any, **named: Any) -> str:
+        if path.is_relative_to("/proc"):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return read(path, *words, **named)
+
+    return hidden
+
+
+def test_with_locks_what_a_dead_host_left_keeps_nobody_out(tmp_path: Path) -> None:
+    holder = {"host": "jwb0123", "process": 1, "started": 1, "since": "2026"}
+    with taken(tmp_path) as lock:
+        holder["file"] = os.fstat(lock).st_ino
+    (tmp_path / LOCK).write_text(f"{json.dumps(holder)}\n")
+    with taken(tmp_path):
+        assert "jwb0123" not in (tmp_path / LOCK).read_text()
 
 
 def test_of_two_that_begin_at_once_without_locks_the_first_one_named_goes_on(
@@ -193,8 +266,6 @@ def test_of_two_that_begin_at_once_without_locks_the_first_one_named_goes_on(
 
     def say(text: str) -> None:
         raise AssertionError(text)
-
-    from components.run import writer_lock
 
     looked = writer_lock._take
 
