@@ -1,6 +1,5 @@
 """A proposed mixture as one self-contained HTML file: shares, intervals, laws and runs."""
 
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +60,9 @@ def mixture_figure(found: MixtureProposal) -> go.Figure:
     """Draw each source's shares: tried ones as marks, own and proposed beside each other."""
     figure = empty_figure("", "share of the tokens", height=440)
     figure.update_layout(margin={"t": 60}, barmode="group")
+    figure.update_xaxes(type="category")
     figure.update_yaxes(rangemode="tozero")
-    names = [html.escape(one.source) for one in found.shares]
+    names = [one.source for one in found.shares]
     figure.add_bar(
         x=names,
         y=[one.own for one in found.shares],
