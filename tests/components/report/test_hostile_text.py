@@ -276,6 +276,14 @@ def _dom(page: Path, profile: Path) -> str:
     return done.stdout
 
 
+def test_a_proposal_in_markdown_shows_hidden_characters(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    text = _proposal(tmp_path / "page.md", write_run, plant).read_text("utf-8")
+    assert not set(HIDDEN) & set(text)
+    assert not re.search(r"(?<!\\)[<\[]", text)
+
+
 @pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="a browser runs the pages")
 @pytest.mark.parametrize("kind", PAGES)
