@@ -1,6 +1,5 @@
 """The page of a listed study, one HTML file: the paper's figure drawn anew, and all points."""
 
-import html
 from collections.abc import Iterator, Sequence
 from math import ceil, floor, log10
 from pathlib import Path
@@ -54,7 +53,7 @@ def _cards(tried: Sequence[PointResult]) -> tuple[Card, ...]:
 def study_figure(study: ListedStudy, tried: Sequence[PointResult]) -> go.Figure:
     """Draw published as filled marks, planned as open ones on a line, measured as diamonds."""
     axes = study.figure
-    figure = empty_figure(html.escape(axes.x_title), html.escape(axes.y_title), height=440)
+    figure = empty_figure(axes.x_title, axes.y_title, height=440)
     figure.update_layout(margin={"t": 60})
     figure.update_yaxes(exponentformat="none", rangemode="tozero")
     numeric = all(not isinstance(_place(study, one), str) for one in tried)
@@ -78,7 +77,7 @@ def study_figure(study: ListedStudy, tried: Sequence[PointResult]) -> go.Figure:
 def _series(
     study: ListedStudy, name: str, shade: str, group: list[PointResult], *, line: bool
 ) -> Iterator[dict[str, Any]]:
-    named = html.escape(f"{name}, " if name else "")
+    named = f"{name}, " if name else ""
 
     def drawn(marks: list[tuple[Any, float, PointResult]], symbol: str) -> dict[str, Any]:
         outline = {"width": 2, "color": shade}
@@ -126,7 +125,7 @@ def _place(study: ListedStudy, one: PointResult) -> Any:
     value = study.shown(one.point)[keys[0]]
     if len(keys) == 1 and isinstance(value, int | float) and not isinstance(value, bool):
         return value
-    return html.escape(_label(study, keys, one))
+    return _label(study, keys, one)
 
 
 def _label(study: ListedStudy, keys: Sequence[str], one: PointResult) -> str:

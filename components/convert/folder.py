@@ -1,6 +1,7 @@
 """Write a model as a folder that ``transformers`` loads by itself, with its card."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from components.convert.tokenizer import write_tokenizer
 from components.data.files import create_folder
 from components.errors import RecipeError
 from components.run.records import Results
-from components.terminal import hide_folders
+from components.terminal import hide_folders, printable
 
 Rows = Literal["published", "padded"]
 CONFIG = "config.json"
@@ -41,8 +42,8 @@ def write_card(recipe: Recipe, *, step: int, tokens: int, results: Results | Non
     is_miniature = not isinstance(recipe.scale.shrink, str)
     parts = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
-        f"# {recipe.name}" + (", miniature" if is_miniature else ""),
-        recipe.why,
+        f"# {_plain(recipe.name)}" + (", miniature" if is_miniature else ""),
+        _plain(recipe.why),
         *([_MINIATURE] if is_miniature else []),
         _table(("", ""), _figures(recipe, step, tokens, results)),
     ]
@@ -98,10 +99,15 @@ def _brief(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def _plain(text: str) -> str:
+    """Keep others' words on one line, and from being a tag, a link or an image."""
+    return re.sub(r"([\\<\[])", r"\\\1", printable(" ".join(text.split())))
+
+
 def _table(head: tuple[str, ...], rows: list[Any]) -> str:
     lines = []
     for line in (head, tuple("---" for _ in head), *rows):
-        cells = (cell.replace("|", "\\|").replace("\n", " ") for cell in line)
+        cells = (_plain(cell).replace("|", "\\|") for cell in line)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -98,7 +98,7 @@ def _tokens_figure(sources: Tree) -> go.Figure:
     for place, (name, values) in enumerate((("prepared", there), ("drawn by a run", drawn))):
         marker = {"color": colour(place)}
         figure.add_bar(orientation="h", name=name, y=list(sources), x=values, marker=marker)
-    figure.update_yaxes(autorange="reversed")
+    figure.update_yaxes(autorange="reversed", type="category")
     figure.update_xaxes(tickformat=".1%")
     return figure
 

@@ -1,10 +1,9 @@
 """The charts, as plotly figures on a transparent ground.
 
 Ink and rules take their colours from the page's style sheet, so that one file serves light,
-dark and print. Names go through :func:`html.escape`, because plotly reads tags in its text.
+dark and print. Names stay as they are: `pages.embedded` escapes the text of a figure.
 """
 
-import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -43,7 +42,7 @@ def tell_apart(figure: go.Figure, entries: Sequence[ReportEntry]) -> None:
 
     A legend of many would leave the curves no place: the table of runs has the marks.
     """
-    places = {html.escape(entry.label): place for place, entry in enumerate(entries)}
+    places = {entry.label: place for place, entry in enumerate(entries)}
     if len(entries) > _MOST_IN_LEGEND:
         figure.update_layout(showlegend=False)
     for trace in figure.data:
@@ -78,7 +77,7 @@ def _unigram(entry: ReportEntry) -> float | None:
 
 def _add_losses(figure: go.Figure, entry: ReportEntry, index: int, *, alone: bool) -> None:
     """One run alone has a colour a curve; of several, each has one colour and one mean."""
-    name, journal = html.escape(entry.label), entry.run.journal
+    name, journal = entry.label, entry.run.journal
     tokens, losses = _series(journal.steps, "loss")
     figure.add_scatter(
         x=tokens, y=losses, mode="lines", legendgroup="" if alone else name, showlegend=alone,
@@ -126,7 +125,7 @@ def sources_figure(entries: Sequence[ReportEntry]) -> go.Figure | None:
     names = [*means, *sources]
     figure = empty_figure("held-out loss, nats per token", None, height=120 + 22 * len(names))
     figure.update_yaxes(
-        categoryorder="array", categoryarray=[html.escape(name) for name in names],
+        categoryorder="array", categoryarray=names,
         autorange="reversed", type="category", showgrid=True, dtick=1,
     )  # fmt: skip
     unigram = {name: row.unigram for one in reversed(rows) for name, row in one.items()}
@@ -140,7 +139,7 @@ def sources_figure(entries: Sequence[ReportEntry]) -> go.Figure | None:
         title, symbol = "training, last step", "diamond-open"
         _add_marks(figure, title, names, training, symbol=symbol, color=colour(0))
     for index, (entry, one) in enumerate(zip(entries, rows, strict=True)):
-        title = "held-out, last" if alone else html.escape(entry.label)
+        title = "held-out, last" if alone else entry.label
         last = {name: row.last for name, row in one.items()}
         _add_marks(figure, title, names, last, symbol="circle", color=colour(index + alone))
     return figure
@@ -151,7 +150,7 @@ def _add_marks(
     *, symbol: str, color: str = _NEUTRAL,
 ) -> None:  # fmt: skip
     """Draw a mark in the row of each name that has such a loss, if there are any."""
-    found = {html.escape(n): loss for n in names if (loss := losses.get(n)) is not None}
+    found = {n: loss for n in names if (loss := losses.get(n)) is not None}
     if found:
         line = {"width": 0 if symbol == "circle" else 2, "color": color}
         marker = {"symbol": symbol, "size": 9 if symbol == "circle" else 10, "color": color}
@@ -169,7 +168,7 @@ def step_figure(entries: Sequence[ReportEntry], field: str, exponents: str = "e"
     for index, entry in enumerate(entries):
         tokens, values = _series(entry.run.journal.steps, field)
         figure.add_scatter(
-            x=tokens, y=values, mode="lines", name=html.escape(entry.label),
+            x=tokens, y=values, mode="lines", name=entry.label,
             line={"color": colour(index), "width": 1.5},
         )  # fmt: skip
     return figure
@@ -236,7 +235,7 @@ def score_figure(
                 figure.add_scatter(
                     x=[tokens for tokens, _ in points], y=[score for _, score in points],
                     mode="lines+markers",
-                    name=html.escape(name if alone else f"{entry.label}: {name}"),
+                    name=name if alone else f"{entry.label}: {name}",
                     line={
                         "color": colour(place if alone else index),
                         "width": 2.6 if MEAN in name else 1.3,

@@ -1,11 +1,15 @@
 """HTML pages: setting one, and writing it whole or not at all.
 
-A page is one file: scripts and styles are inlined, and its security policy forbids to fetch
-anything. Only the pages that the runs of a sweep or a study leave share plotly's script, which
-is megabytes, in their common folder. Without plotly, which draws, a page beside a result is
-left out, and that is said.
+A page is one file: scripts and styles are inlined. Its security policy forbids it to fetch
+anything, and to run a script whose hash it does not list. Only the pages that the runs of a
+sweep or a study leave share plotly's script, which is megabytes, in their common folder.
+Without plotly, which draws, a page beside a result is left out, and that is said.
 """
 
+import base64
+import hashlib
+import html
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -14,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.data.files import replace_atomically
 from components.errors import RecipeError
+from components.terminal import printable
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -23,6 +28,7 @@ _HERE = Path(__file__).parent
 # A chart can be saved as an image; a double click undoes a zoom.
 _PLOTLY_CONFIG = {"displaylogo": False, "modeBarButtons": [["toImage"]], "responsive": True}
 _LACKS = "plotly, which draws it, is not installed"
+_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _SECTION = re.compile(r"<section([^>]*)>\s*<h2>(.*?)</h2>")
 _FEWEST = 5  # sections below which a page needs no list
 
@@ -86,7 +92,7 @@ def _script_name() -> str:
 
 
 def set_page(template: str, parts: Mapping[str, Any], script: str | None = None) -> str:
-    """Fill a template beside this file; all text is escaped, whatever it says.
+    """Fill a template beside this file; all text is escaped, and hidden characters are shown.
 
     ``script`` says where the page finds plotly's; without it, a page with charts has its own.
     """
@@ -99,7 +105,18 @@ def set_page(template: str, parts: Mapping[str, Any], script: str | None = None)
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
+    hashes: list[str] = []
+
+    def allowed(part: str) -> str:
+        """List the scripts of a part that this code wrote as scripts that may run."""
+        for text in _SCRIPT.findall(part):
+            digest = hashlib.sha256(text.encode("utf-8", errors="replace")).digest()
+            hashes.append(f"'sha256-{base64.b64encode(digest).decode('ascii')}'")
+        return part
+
+    environment.globals.update(allowed=allowed, hashes=hashes)
     own = {
         "style": (_HERE / "page.css").read_text("utf-8"),
         "plotly": get_plotlyjs,
@@ -110,13 +127,26 @@ def set_page(template: str, parts: Mapping[str, Any], script: str | None = None)
 
 
 def embedded(name: str, figure: "go.Figure | None") -> str | None:
-    """Write a figure as an element of the page; none stays none."""
+    """Write a figure as an element of the page; none stays none.
+
+    Plotly reads tags in the text of a figure: all of it is escaped here.
+    """
     from plotly.io import to_html
 
     if figure is None:
         return None
     options = {"config": _PLOTLY_CONFIG, "include_plotlyjs": False, "full_html": False}
-    return str(to_html(figure, div_id=f"chart-{name}", **options))
+    tree = _plain(json.loads(str(figure.to_json())))
+    return str(to_html(tree, div_id=f"chart-{name}", **options))
+
+
+def _plain(part: Any) -> Any:
+    """Escape all strings of a figure but its hover templates, whose tags are ours."""
+    if isinstance(part, dict):
+        return {k: v if k == "hovertemplate" else _plain(v) for k, v in part.items()}
+    if isinstance(part, list):
+        return [_plain(one) for one in part]
+    return html.escape(printable(part), quote=False) if isinstance(part, str) else part
 
 
 def check_destination(destination: Path) -> None:

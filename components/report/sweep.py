@@ -4,7 +4,6 @@ A swept key is one that the words of the runs' commands differ in, not one that 
 with ``parallelism.tensor=2,4`` other degrees change too, and nobody asked for these.
 """
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -94,7 +93,7 @@ def sweep_figure(
     results = [attrgetter(field)(entry.outcome) for entry in entries]
     if all(value is None for value in results):
         return None
-    figure = empty_figure(html.escape(sweep.key), title, height=320)
+    figure = empty_figure(sweep.key, title, height=320)
     figure.update_yaxes(exponentformat="B", rangemode=range_mode)
     _set_axis(figure, sweep)
     for index, name in enumerate(dict.fromkeys(sweep.series)):
@@ -109,9 +108,9 @@ def sweep_figure(
             points.sort()
         figure.add_scatter(
             x=[x for x, _, _ in points], y=[y for _, y, _ in points],
-            text=[html.escape(label) for _, _, label in points],
+            text=[label for _, _, label in points],
             mode="lines+markers" if sweep.is_numeric else "markers",
-            name=html.escape(name), showlegend=bool(name),
+            name=name, showlegend=bool(name),
             line={"color": colour(index), "width": 2}, marker={"size": 9},
         )  # fmt: skip
     return figure

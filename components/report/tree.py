@@ -4,7 +4,6 @@ Tokens are counted on the trunk's clock: a run that began with weights alone cou
 0, so what its parent had seen is added.
 """
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,7 +115,7 @@ def tree_figure(
     figure.update_layout(showlegend=False)
     figure.update_yaxes(
         tickvals=list(rows.values()),
-        ticktext=[html.escape(f"{node.name}, {node.state}") for node in everyone],
+        ticktext=[f"{node.name}, {node.state}" for node in everyone],
         autorange="reversed",
     )
     for node in everyone:
@@ -131,13 +130,13 @@ def tree_figure(
             parts = ((begin, node.ends, 1.2, 0.5), (begin, max(begin, done), 4, 1.0))
             for first, last, width, opacity in parts:
                 figure.add_scatter(
-                    x=[first, last], y=[row, row], mode="lines", name=html.escape(node.name),
+                    x=[first, last], y=[row, row], mode="lines", name=node.name,
                     line={"color": colour, "width": width}, opacity=opacity,
                 )  # fmt: skip
         else:
             figure.add_scatter(
                 x=list(node.begins), y=[row] * len(node.begins), mode="markers",
-                name=html.escape(node.name),
+                name=node.name,
                 marker={"size": 10, "symbol": _SYMBOLS[node.kind], "color": colour},
             )  # fmt: skip
     return figure

@@ -1,6 +1,5 @@
 """A prediction as one self-contained HTML file: the fitted curves, the runs, the target."""
 
-import html
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +66,7 @@ def _cards(found: Prediction, plan: PlanResult) -> tuple[Card, ...]:
 
 def prediction_figure(found: Prediction, law: Law, unit: str) -> go.Figure:
     """Draw loss over FLOPs: a curve a size, its runs, and the target at the far end."""
-    figure = empty_figure("FLOPs, 6 N D", html.escape(f"loss, {unit}"), height=460)
+    figure = empty_figure("FLOPs, 6 N D", f"loss, {unit}", height=460)
     figure.update_layout(margin={"t": 60})
     figure.update_xaxes(type="log", exponentformat="power")
     figure.update_yaxes(exponentformat="none")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from components.report.pages import set_page, write_page
 from components.report.tables import Grid
+from components.terminal import printable
 
 Row = tuple[str, str, str]
 
@@ -64,7 +65,7 @@ def _table(section: ProposalPart) -> Iterator[str]:
     if not section.rows:
         yield "None."
         return
-    yield f"| {' | '.join(section.columns)} |"
+    yield f"| {' | '.join(map(_plain, section.columns))} |"
     yield "|---" * len(section.columns) + "|"
     for row in section.rows:
         yield f"| {' | '.join(map(_plain, row))} |"
@@ -72,5 +73,5 @@ def _table(section: ProposalPart) -> Iterator[str]:
 
 def _plain(text: str) -> str:
     """Keep others' words from ending a cell or a line, and from being markup."""
-    escaped = "".join(f"\\{sign}" if sign in "\\|`*_<>[]" else sign for sign in text)
+    escaped = "".join(f"\\{sign}" if sign in "\\|`*_<>[]" else sign for sign in printable(text))
     return " ".join(escaped.split())

@@ -72,7 +72,7 @@ def tries(study: ListedStudy) -> list[PointResult]:
 def test_marks_lie_where_points_and_figures_say() -> None:
     study = a_study()
     drawn = {trace.name: trace for trace in study_figure(study, tries(study)).data}
-    first = "&lt;b&gt;a&lt;/b&gt;"
+    first = "<b>a</b>"
     assert list(drawn) == [
         f"{first}, published",
         f"{first}, planned",
@@ -112,7 +112,7 @@ def test_several_keys_are_one_label_of_a_category() -> None:
     figure = study_figure(study, tries(study))
     assert figure.layout.xaxis.type == "category"
     (planned,) = (trace for trace in figure.data if trace.name == "planned")
-    assert list(planned.x) == ["&lt;b&gt;a&lt;/b&gt;/8", "&lt;b&gt;a&lt;/b&gt;/32", "b/8"]
+    assert list(planned.x) == ["<b>a</b>/8", "<b>a</b>/32", "b/8"]
     assert planned.mode == "markers"
 
 

@@ -1,6 +1,7 @@
 """A folder is whole or not there, and says what it holds."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,17 @@ def test_the_card_tells_no_folder_of_the_machine_that_trained(recipe: Recipe) ->
     assert "alice" not in card
     for words in ("on *.txt and b.txt", "| a.txt |", "as notes.md says"):
         assert words in card.replace("`", "")
+
+
+def test_the_card_shows_a_strangers_markup_as_text(recipe: Recipe) -> None:
+    markup = "\n## x <img src=//a> ![b](//c) \\<i> \\[d](//e) \u202e"
+    assumed = {"text": AssumedValue(value=markup, reason=markup)}
+    changed = recipe.model_copy(update={"why": f"why{markup}", "assumed": assumed})
+    card = write_card(changed, step=7, tokens=28_672, results=None)
+    assert r"why ## x \<img src=//a> !\[b](//c) \\\<i> \\\[d](//e)" in card
+    # An even number of backslashes before a sign would leave it markup.
+    assert not re.search(r"(?<!\\)(?:\\\\)*[<\[][!a-z]", card.partition("## Use")[0])
+    assert "\u202e" not in card
 
 
 def test_the_card_of_an_earlier_checkpoint_does_not_claim_the_final_loss(

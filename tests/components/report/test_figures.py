@@ -83,7 +83,7 @@ def test_runs_are_told_apart_without_colours_too(write_run):
         dashes = {
             trace.name.removesuffix(", training"): trace.line.dash for trace in chart.data
         }
-        assert dashes == {"a&lt;b": "solid", "c": "dash", "d": "dot"}
+        assert dashes == {"a<b": "solid", "c": "dash", "d": "dot"}
     chart = figures.sources_figure(entries)
     assert chart is not None
     figures.tell_apart(chart, entries)

@@ -48,7 +48,7 @@ class _Page(HTMLParser):
 
 
 def _page(runs, tmp_path):
-    return _Page(write_report(runs, tmp_path / "report.html").read_text())
+    return _Page(write_report(runs, tmp_path / "report.html").read_text("utf-8"))
 
 
 def test_nothing_is_loaded_from_anywhere(write_run, tmp_path):
@@ -106,7 +106,7 @@ def test_hostile_names_are_text_and_nothing_else(write_run, tmp_path):
 
 def test_half_a_character_in_a_recipe_does_not_stop_the_report(write_run, tmp_path):
     recipe = dict(load_run(write_run("plain")).recipe, why="half \ud800 of it")
-    assert "half ? of it" in _page([write_run("odd", recipe=recipe)], tmp_path).text
+    assert "half \ufffd of it" in _page([write_run("odd", recipe=recipe)], tmp_path).text
 
 
 def test_a_killed_run_has_a_page_that_says_so(write_run, tmp_path):

@@ -1,0 +1,313 @@
+"""Others' text stays text on every page: it makes no element, no attribute and no script."""
+
+import ast
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from command.study.page import write_study
+from components.planner.plan import plan_recipe
+from components.planner.result import plan_result
+from components.report.data_card import write_card
+from components.report.figures import empty_figure
+from components.report.page import write_report
+from components.report.pages import embedded
+from components.report.plan_page import write_plan
+from components.report.prediction.mixture_page import ProposedMixture, write_mixture
+from components.report.prediction.page import PredictedRecipe, write_prediction
+from components.report.proposal.content import LadderSays, propose
+from components.report.proposal.page import write_proposal
+from components.report.tree import PlacedNode, write_tree
+from components.scaling.mixture import propose_mixture
+from components.scaling.prediction import predict
+from tests.command.study import test_ladder, test_page
+from tests.components.report.conftest import (
+    WriteRun,
+    environment_tree,
+    journal_lines,
+    mark_line,
+    recipe_tree,
+    results_tree,
+)
+from tests.components.report.outline import Outline
+from tests.components.report.test_layout import card_tree
+from tests.components.report.test_plan_page import planned
+from tests.components.scaling import test_mixture
+from tests.recipes.test_plans import at_home
+
+ROOT = Path(__file__).parents[3]
+CHROMIUM = shutil.which("chromium")
+HIDDEN = "\u202e\u200b\u2066\x1b\x9b"
+PAYLOAD = (
+    "</script></title></style></pre><script>document.title='PWNED'</script><!--]]>"
+    "<img src=x onerror=\"document.title='PWNED'\"><a href='javascript:pwned()'>x</a>"
+    "\" onmouseover=pwned() ' style=x {{7*7}} <svg/onload=pwned()>\u2028%{x}<h2>"
+    f"</h2></header>{HIDDEN}שלום 漢字 " + "W" * 300
+)
+# Words that the code compares, never shows as others' text.
+_FIXED = frozenset({
+    "kind",
+    "_target_",
+    "status",
+    "verdict",
+    "recompute",
+    "of",
+    "state",
+    "scheduler",
+})
+# What maps names of others' choice.
+_NAMED = frozenset({
+    *("assumed", "published", "sources", "shares", "by_source", "unigram_by_source"),
+    *("stages", "fertility", "removed", "replaced", "languages", "evidence", "versions"),
+    *("slopes", "epochs", "data"),
+})  # fmt: skip
+
+
+def plant(value: Any, name: str = "") -> Any:
+    """Add the payload to every string of a tree, and to the keys that others choose."""
+    if isinstance(value, str):
+        return value if name in _FIXED else value + PAYLOAD
+    if isinstance(value, Mapping):
+        suffix = PAYLOAD if name in _NAMED else ""
+        return {f"{key}{suffix}": plant(one, str(key)) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(plant(one, name) for one in value)
+    if isinstance(value, BaseModel):
+        names = type(value).model_fields
+        return value.model_copy(update={k: plant(getattr(value, k), k) for k in names})
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        return replace(value, **{key: plant(one, key) for key, one in own.items()})
+    return value
+
+
+Writer = Callable[[Path, WriteRun, Callable[[Any], Any]], Path]
+
+
+def _run(write_run: WriteRun, name: str, planted: Callable[[Any], Any], place: int = 0) -> Path:
+    """Write a run of the text that ``planted`` gives."""
+    kept = {"data": {"shares": planted(recipe_tree()["data"]["shares"])}}
+    mixture = {
+        planted("en"): {"promised_share": 0.5, "share": 0.5, "samples": 9, "epochs": 1.0}
+    }
+    lines = planted([*journal_lines(3), mark_line("skip", 3, why="x", nodes=["n1"])])
+    run = write_run(
+        name,
+        recipe=planted(recipe_tree()) | kept,
+        results=planted(results_tree(3)) | {"mixture": mixture},
+        lines=lines,
+    )
+    environment = environment_tree()
+    environment["command"] = [f"schedule={planted('x')}{place}", "name=n"]
+    (run / "environment.json").write_text(json.dumps(planted(environment)))
+    return run
+
+
+def _report(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+    return write_report([_run(write_run, "report <b>", planted)], page)
+
+
+def _comparison(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+    runs = [_run(write_run, f"{place}'<i>&\u202e", planted, place) for place in range(3)]
+    return write_report(runs, page)
+
+
+def _tree(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+    trunk = PlacedNode(
+        name="trunk", kind="run", of=None, begins=(0,), ends=9, added=0, state="finished",
+        folder=_run(write_run, "trunk <u>", planted),
+    )  # fmt: skip
+    child = _run(write_run, "child <s>", planted)
+    below = replace(trunk, name="below", begins=(5,), added=5, folder=child)
+    merge = replace(trunk, name="merged", of=None, kind="merge", folder=page.parent)
+    nodes = [
+        replace(one, name=planted(one.name), state=planted("waits")) for one in (below, merge)
+    ]
+    return write_tree(replace(trunk, name=planted("trunk")), nodes, page)
+
+
+def _card(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+    return write_card(planted(card_tree()), page)
+
+
+def _plan(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+    result, picture = planned("teuken7b")
+    return write_plan(planted(result), picture, why=planted("why"), destination=page)
+
+
+def _study(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+    tree = json.loads(json.dumps(test_page.TREE).replace("<b>a</b>", "a"))
+    if planted is plant:  # a study's file may hold printable text alone
+        name = "a" + "".join(one for one in PAYLOAD if one.isprintable())
+        tree = json.loads(json.dumps(tree).replace('"a"', json.dumps(name)))
+    study = test_page.a_study(**tree)
+    tries = test_page.tries(study)
+    for name in ("figure", "published"):
+        part = getattr(study, name)
+        shown = [k for k, v in part if isinstance(v, str)]
+        part = part.model_copy(update={k: planted(getattr(part, k)) for k in shown})
+        study = study.model_copy(update={name: part})
+    study = study.model_copy(update={"why": planted("why"), "name": planted("weak")})
+    tries = [replace(one, why=planted(one.why)) for one in tries]
+    return write_study(study, tries, [planted("cluster=x")], page)
+
+
+def _prediction(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+    sizes = [(n, n * r) for n in (10**5, 2 * 10**5, 4 * 10**5) for r in (10, 30, 90)]
+    rows = [(n, d, test_ladder.PLANTED.loss(n, d), n * d > 3e12) for n, d in sizes]
+    rows.append((10**6, 10**8, test_ladder.PLANTED.loss(10**6, 10**8), True))
+    found, law = predict(rows, 10**9, 10**11)
+    said = PredictedRecipe(
+        title="t", unit="nats", convention="c", notes=("n",), rows=(("a", "b"),), again="again"
+    )
+    result, _ = planned("teuken7b")
+    return write_prediction(planted(said), planted(found), law, planted(result), page)
+
+
+def _mixture(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+    found = propose_mixture(test_mixture.planted(24), test_mixture.question())
+    epochs = dict.fromkeys(test_mixture.NAMES, 1.0)
+    said = ProposedMixture(
+        title="t", convention="c", notes=("n",), epochs=epochs, words="w", again="again"
+    )
+    return write_mixture(planted(said), planted(found), page)
+
+
+def _proposal(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
+    recipe = at_home("teuken7b")
+    says = LadderSays(study="s", rows=(("a", "b"),), notes=("n",))
+    proposal = propose(recipe, plan_result(recipe, plan_recipe(recipe)), says)
+    return write_proposal(planted(proposal), page)
+
+
+# By the function that writes pages of this kind.
+WRITERS: dict[str, dict[str, Writer]] = {
+    "write_report": {"report": _report, "comparison": _comparison},
+    "write_tree": {"tree": _tree},
+    "write_card": {"card": _card},
+    "write_plan": {"plan": _plan},
+    "write_study": {"study": _study},
+    "write_prediction": {"prediction": _prediction},
+    "write_mixture": {"mixture": _mixture},
+    "write_proposal": {"proposal": _proposal},
+}
+PAGES = {name: write for kinds in WRITERS.values() for name, write in kinds.items()}
+_OWN = {"share_script"}  # writes plotly's script
+
+
+def test_every_function_that_writes_a_page_has_a_trial() -> None:
+    found = set()
+    for folder in ("components", "command", "cluster", "data_prep"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for function in ast.walk(ast.parse(file.read_text("utf-8"))):
+                if isinstance(function, ast.FunctionDef):
+                    calls = (one for one in ast.walk(function) if isinstance(one, ast.Call))
+                    if any(getattr(c.func, "id", "") == "write_page" for c in calls):
+                        found.add(function.name)
+    assert found - _OWN == WRITERS.keys()
+
+
+def _skeleton(html: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Give every element and the names of its attributes."""
+    return [(tag, tuple(sorted(own))) for tag, own, _ in Outline(html).elements]
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_planted_text_makes_no_element_and_no_attribute(
+    kind: str, write_run: WriteRun, tmp_path: Path
+) -> None:
+    page = PAGES[kind](tmp_path / "plain.html", write_run, lambda value: value)
+    plain = page.read_text("utf-8")
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    html = PAGES[kind](tmp_path / "hostile.html", write_run, plant).read_text("utf-8")
+    assert html.count("PWNED") > 3
+    tags = {one for one, _ in _skeleton(html)}
+    assert tags - {"nav"} <= {one for one, _ in _skeleton(plain)}
+    assert set(_skeleton(html)) - {("nav", ("aria-label", "class"))} <= set(_skeleton(plain))
+    page_of = Outline(html)
+    assert not [one for _, one, _ in page_of.elements if any(k.startswith("on") for k in one)]
+    assert all(one["href"].startswith("#") for one in page_of.all("a"))
+    assert not set(HIDDEN) & set(html)
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    assert not [one for one in scripts if "Plotly.newPlot" in one and "\\u202e" in one]
+    digests = [hashlib.sha256(text.encode()).digest() for text in scripts]
+    listed = re.findall(r"'sha256-([^']+)'", html.partition("script-src")[2].partition(";")[0])
+    assert {base64.b64encode(one).decode() for one in digests} <= set(listed)
+    assert all("PWNED" not in text or "Plotly.newPlot" in text for text in scripts)
+    assert "unsafe-inline" not in html.partition("script-src")[2].partition(";")[0]
+
+
+def test_the_text_of_a_figure_is_escaped_wherever_it_stands() -> None:
+    figure = empty_figure("<a>", "<b>", height=90)
+    figure.add_scatter(x=["<c>"], y=[1], text=["<d>"], name="<e>", hovertemplate="a<br>b")
+    figure.add_annotation(text="<f>\u202e")
+    html = embedded("x", figure) or ""
+    for letter in "abcdef":
+        assert f"\\u0026lt;{letter}\\u0026gt;" in html or f"&lt;{letter}&gt;" in html
+    assert "\u202e" not in html
+    assert "a\\u003cbr\\u003eb" in html
+
+
+def _dom(page: Path, profile: Path) -> str:
+    """Return what a browser makes of a page."""
+    done = subprocess.run(
+        [
+            *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *("--disable-quic", "--no-first-run", "--disable-background-networking"),
+            *("--disable-component-update", "--disable-sync", "--virtual-time-budget=20000"),
+            *(f"--user-data-dir={profile}", f"file://{page}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_a_proposal_in_markdown_shows_hidden_characters(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    text = _proposal(tmp_path / "page.md", write_run, plant).read_text("utf-8")
+    assert not set(HIDDEN) & set(text)
+    assert not re.search(r"(?<!\\)[<\[]", text)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(CHROMIUM is None, reason="a browser runs the pages")
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_browser_draws_the_charts_and_runs_nothing_that_was_planted(
+    kind: str, write_run: WriteRun, tmp_path: Path
+) -> None:
+    page = PAGES[kind](tmp_path / "hostile.html", write_run, plant)
+    made = _dom(page, tmp_path / "profile")
+    dom = Outline(re.sub(r"<svg.*?</svg>", "", made, flags=re.DOTALL))
+    assert "<title>PWNED</title>" not in made
+    assert not {"img", "iframe", "object"} & {tag for tag, _, _ in dom.elements}
+    charts = page.read_text("utf-8").count('class="plotly-graph-div"')
+    assert len(re.findall(r'<svg class="main-svg"', made)) >= charts
+
+
+@pytest.mark.long
+@pytest.mark.skipif(CHROMIUM is None, reason="a browser runs the pages")
+@pytest.mark.parametrize("policy", [True, False])
+def test_a_script_that_got_into_a_page_runs_only_without_the_policy(
+    policy: bool, tmp_path: Path
+) -> None:
+    page = write_card(card_tree(), tmp_path / "card.html")
+    html = page.read_text("utf-8").replace("</main>", f"{PAYLOAD[26:]}</main>")
+    page.write_text(
+        html if policy else html.replace("Content-Security-Policy", "None"), "utf-8"
+    )
+    assert ("<title>PWNED</title>" in _dom(page, tmp_path / "profile")) != policy
