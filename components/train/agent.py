@@ -74,7 +74,8 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
     try:
         elastic_launch(config, run_program)(program)
     except ChildFailedError as error:
-        _write_first_failure(logs, *first_failure({**error.failures, **_raised(logs)}))
+        if logs.is_dir():  # else the run's folder was removed, which `launch` reports
+            _write_first_failure(logs, *first_failure({**error.failures, **_raised(logs)}))
         statuses = {failure.exitcode for failure in error.failures.values()}
         return failures.MENDABLE if failures.MENDABLE in statuses else 1
     except SignalException:  # the second Ctrl-C: the agent has ended the ranks
@@ -98,7 +99,10 @@ def _raised(logs: Path) -> dict[int, ProcessFailure]:
 
     They are where torchrun told the ranks, or where ranks that train have theirs in any job.
     """
-    newest = max(logs.glob("*_*/attempt_*"), key=lambda folder: folder.stat().st_mtime)
+    attempts = sorted(logs.glob("*_*/attempt_*"), key=lambda folder: folder.stat().st_mtime)
+    if not attempts:  # removed since then
+        return {}
+    newest = attempts[-1]
     files = {int(file.parent.name): file for file in newest.glob("*/error.json")}
     for error in failures.read_errors(logs):
         if error.at >= newest.stat().st_mtime_ns:
