@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.data.files import replace_atomically
 from components.errors import RecipeError
+from components.terminal import hide_folders
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -86,7 +87,7 @@ def _script_name() -> str:
 
 
 def set_page(template: str, parts: Mapping[str, Any], script: str | None = None) -> str:
-    """Fill a template beside this file; all text is escaped, whatever it says.
+    """Fill a template beside this file; all text is escaped, and no path names a folder.
 
     ``script`` says where the page finds plotly's; without it, a page with charts has its own.
     """
@@ -96,6 +97,7 @@ def set_page(template: str, parts: Mapping[str, Any], script: str | None = None)
     environment = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
+        finalize=lambda text: hide_folders(text) if type(text) is str else text,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from components.report.pages import set_page, write_page
 from components.report.tables import Grid
+from components.terminal import hide_folders
 
 Row = tuple[str, str, str]
 
@@ -72,5 +73,7 @@ def _table(section: ProposalPart) -> Iterator[str]:
 
 def _plain(text: str) -> str:
     """Keep others' words from ending a cell or a line, and from being markup."""
-    escaped = "".join(f"\\{sign}" if sign in "\\|`*_<>[]" else sign for sign in text)
+    escaped = "".join(
+        f"\\{sign}" if sign in "\\|`*_<>[]" else sign for sign in hide_folders(text)
+    )
     return " ".join(escaped.split())
