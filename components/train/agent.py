@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import runpy
+import shutil
 import sys
 import tempfile
 import time
@@ -49,6 +50,7 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
     logs.mkdir(exist_ok=True)
     (logs / failures.FIRST_FAILURE).unlink(missing_ok=True)
     failures.forget_errors(logs)
+    _remove_old_logs(logs)
     logging.disable(logging.ERROR)  # the agent would say again what the file says
     redirects = dict.fromkeys(range(1, ranks), Std.ALL)
     config = LaunchConfig(
@@ -81,6 +83,12 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
     except SignalException:  # the second Ctrl-C: the agent has ended the ranks
         return 1
     return 0
+
+
+def _remove_old_logs(logs: Path) -> None:
+    """Remove torchrun's folders of earlier starts, but for the newest."""
+    for folder in sorted(logs.glob("*_*/"), key=lambda one: one.stat().st_mtime)[:-1]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_first_failure(logs: Path, rank: int, failure: ProcessFailure) -> None:
