@@ -6,7 +6,6 @@ that was killed the launcher speaks. A script that can launch the ranks again sa
 SECONDS are left to train, and does so by status 75.
 """
 
-import glob
 import os
 import re
 import sys
@@ -246,20 +245,26 @@ def _of_killed(report: LauncherReport, ranks: Path, nodes: Sequence[str]) -> Fai
 
 
 def _last_lines(ranks: Path, node: str, rank: int | None) -> list[str]:
-    """Read the last lines of a rank in the newest log of its node, or of its own."""
-    names = (node.partition(".")[0], rank)  # jobs of earlier versions have a log for each rank
-    found = (log for name in names for log in ranks.glob(f"*-{glob.escape(str(name))}.log"))
-    logs = [one for one in found if "preflight" not in one.name]
-    newest = max(logs, key=lambda log: log.stat().st_mtime_ns, default=None)
-    if newest is None:
-        return []
-    with open_regular(newest) as stream:
-        stream.seek(max(0, newest.stat().st_size - _TAIL_BYTES))
-        lines = stream.read().decode(errors="replace").splitlines()
-    if newest.stem.endswith(f"-{rank}"):
-        return lines
-    labelled = map(_LABEL.fullmatch, lines)
-    return [one[2] for one in labelled if one is not None and int(one[1]) == rank]
+    """Read the last lines of a rank in the newest log of its node, or of its own.
+
+    A log is named after the host, which need not have the name that the scheduler gives the
+    node. Therefore every line has its rank, and other logs are read if the node's has none.
+    """
+    names = (node.partition(".")[0], str(rank))  # jobs of earlier versions: a log for each rank
+    logs = [one for one in ranks.glob("*-*.log") if "preflight" not in one.name]
+    named = {log: log.stem.partition("-")[2] for log in logs}
+    logs.sort(key=lambda log: (named[log] in names, log.stat().st_mtime_ns), reverse=True)
+    job = logs[0].stem.partition("-")[0] if logs else ""
+    for log in (one for one in logs if one.stem.partition("-")[0] == job):
+        with open_regular(log) as stream:
+            stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = stream.read().decode(errors="replace").splitlines()
+        if named[log] == str(rank):
+            return lines
+        labelled = map(_LABEL.fullmatch, lines)
+        if own := [one[2] for one in labelled if one is not None and int(one[1]) == rank]:
+            return own
+    return []
 
 
 def copies_failure(failed: Mapping[str, str], nodes: Sequence[str]) -> Failure:

@@ -7,6 +7,7 @@ ID.log               what the script said
 The ranks tell the rest of the story. A job outlives them, and knows why they ended.
 """
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -19,11 +20,14 @@ from cluster.scheduler import Scheduler, check_id
 from components.checkpoint.metadata import RunProgress, newest_checkpoint, tokens_of
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
+from components.json_file import open_regular
 from components.run.event_log import EventLog, Kind, append_line
 from components.run.folder import RunFolder
 from components.run.history import stream_lines
 from components.run.records import check_record
 
+_FIRST_RANK = re.compile(rb"^ *0: ", re.MULTILINE)
+_HEAD_BYTES = 1 << 16
 _VERSIONS = "the record and this program must be of the same version"
 
 
@@ -89,18 +93,28 @@ def ranks_log(folder: RunFolder, record: JobAttempt) -> Path:
 def remove_logs(jobs: Jobs) -> None:
     """Remove logs of ranks, but for the last two jobs, first nodes and nodes that failed.
 
-    On Slurm a job leaves a file for each of its nodes.
+    On Slurm a job leaves a file for each of its nodes, named after the host. Where the
+    scheduler has other names for the nodes, the first node's is the file with lines of rank 0.
     """
     kept: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for one in jobs.chain().attempts:
         nodes = (*one.nodes[:1], *one.failed_nodes, *one.bad_nodes)
         kept.setdefault(one.job, set()).update(node.partition(".")[0] for node in nodes)
+        names.setdefault(one.job, set()).update(node.partition(".")[0] for node in one.nodes)
     earlier = list(kept)[:-2]
     for file in (jobs.folder.path / "ranks").glob("*-*.log"):
         job, _, node = file.stem.replace("-preflight", "").partition("-")
         if job in earlier and node not in kept[job]:
-            with suppress(OSError):
-                file.unlink()
+            with suppress(OSError, ValueError):
+                if node in names[job] or not _has_first_rank(file):
+                    file.unlink()
+
+
+def _has_first_rank(log: Path) -> bool:
+    """Return whether a log begins with lines that are labelled as of rank 0."""
+    with open_regular(log) as stream:
+        return _FIRST_RANK.search(stream.read(_HEAD_BYTES)) is not None
 
 
 def saved_tokens(folder: RunFolder) -> int:

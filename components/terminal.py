@@ -32,7 +32,7 @@ _FIRST_JOINING = "\u0590"  # Latin, Greek and Cyrillic come before it and join n
 _C0_PICTURES, _DELETE, _DELETE_PICTURE = 0x2400, "\x7f", "\u2421"
 _REPLACEMENT = "\ufffd"
 
-_FOLDERS = re.compile(r"""(?<![\w./~])(?:~\w*)?/(?!/)(?:[^/\s|`"',;]+/)*(?=[^/\s])""")
+_FOLDERS = re.compile(r"""(?<![\w./~<])(?:~\w*)?/(?!/)(?:[^/\s|`"',;]+/)*(?=[^/\s])""")
 
 _format_warning = warnings.formatwarning
 

@@ -1,5 +1,6 @@
 """Freeze a recipe, or a run that was made, in one file that ``verify`` compares later."""
 
+import os
 import shlex
 from pathlib import Path
 from typing import Literal
@@ -17,7 +18,13 @@ from components.run.folder import existing_run_folder
 from components.run.ownership import is_own
 from components.run.provenance import describe_software
 from components.run.records import EnvironmentRecord
-from components.sharing.lock import FORMAT, HASH_DIGITS, Lock, write_text
+from components.sharing.lock import (
+    FORMAT,
+    HASH_DIGITS,
+    Lock,
+    without_own_folders,
+    write_text,
+)
 from components.sharing.prepared import describe_prepared, find_prepared
 from components.terminal import say, tell
 
@@ -49,24 +56,35 @@ def make_lock(arguments: Arguments, *, bundle: bool) -> Lock:
         recipe = compose_recipe(arguments)
         found = find_prepared(recipe)
         software, data, losses = None, describe_prepared(found) if found else None, None
-    tree = recipe.model_dump(mode="json")
+    tree = without_own_folders(recipe.model_dump(mode="json"))
     values = arguments.all_values.items()
     own = {"scale": recipe.scale.name, "cluster": recipe.cluster.name}
     lock = {
         "lock": FORMAT,
         "asked": {
-            "recipe": arguments.recipe,
+            "recipe": _published_place(arguments.recipe),
             "choices": own if bundle else arguments.choices | own,
-            "values": {k: v for k, v in values if not bundle or travels(k)},
+            "values": without_own_folders({
+                k: v for k, v in values if not bundle or travels(k)
+            }),
         },
         "fingerprint": {group.value: fingerprint_of(tree, group) for group in KeyGroup},
         "software": (software or describe_software()).model_dump(mode="json"),
         "data": data.model_dump(mode="json") if data else "none",
         "losses": losses.model_dump() if losses else "none",
         "settled": tree,
-        "composed": compose_full(arguments) if bundle else "none",
+        "composed": without_own_folders(compose_full(arguments)) if bundle else "none",
     }
     return read_section(Lock, lock, "")
+
+
+def _published_place(recipe: str | None) -> str | None:
+    """Write a recipe's path relative to the working folder, unless that tells whose it is."""
+    if recipe is None or not recipe.endswith(".yaml") or not recipe.startswith(("/", "~")):
+        return recipe
+    relative = os.path.relpath(Path(recipe).expanduser())
+    is_named = Path.home().name in Path(relative).parts
+    return str(without_own_folders(recipe)) if is_named else relative
 
 
 def write_lock(lock: Lock, arguments: Arguments, kind: Literal["lock", "recipe"]) -> Path:

@@ -30,8 +30,6 @@ def _left_behind(lock: Lock) -> Iterator[str]:
         places = [*source["files"], *source.get("tokens", ())]
         if places or source.get("dataset"):
             yield f"the text of data.sources.{name}{hashed}"
-        if own := [place for place in places if place.startswith("/")]:
-            say(f"note: the file names a folder of this machine: {own[0]}")
     if data["tokenizer_folder"] != "none":
         yield f"the tokenizer in {data['tokenizer_folder']}{hashed}"
     if model.get("init_from", "none") != "none":

@@ -1,6 +1,7 @@
 """Send the measurements of a run to its trackers; the one action that a network is for."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from command.arguments import Arguments
@@ -11,11 +12,13 @@ from components.config.schema.monitoring import Tracking
 from components.config.schema.recipe import Recipe, read_recipe, read_section
 from components.errors import RecipeError
 from components.run.disk import explained
+from components.run.writer_lock import alone
 from components.tracking import to_mlflow, to_wandb
 from components.tracking.run_export import check_installed, tell
 
 SECTION = "tracking"
 SERVER = "MLFLOW_TRACKING_URI"
+SYNC_LOCK, WAIT_SECONDS = "sync.lock", 10.0
 # The libraries would try for minutes, and MLflow tells its makers of its use. What the user has
 # set stays.
 MANNERS = {
@@ -58,8 +61,21 @@ def run(arguments: Arguments) -> None:
     for folder in named_runs(arguments):
         tracking = tracking_of(read_recipe(folder / "recipe.json"), arguments)
         server = _server(tracking, arguments)
-        with explained(folder):
+        with explained(folder), _sync_lock(folder):
             _send(folder, tracking, server)
+
+
+def _sync_lock(folder: Path) -> AbstractContextManager[object]:
+    """Let one process at a time send a run; a folder that cannot be written has no lock."""
+    if not os.access(folder, os.W_OK):
+        return nullcontext()
+
+    def occupied(holder: object) -> RecipeError:
+        problem = f"{folder} is being sent by {holder or 'another process'}"
+        return RecipeError("run", problem, "repeat the command when that one has ended")
+
+    seconds, say = WAIT_SECONDS, terminal.say
+    return alone(folder, seconds=seconds, occupied=occupied, say=say, name=SYNC_LOCK)
 
 
 def _send(folder: Path, tracking: Tracking, server: str) -> None:

@@ -21,6 +21,7 @@ from command.compose import compose_recipe
 from command.outcome import Status
 from command.study.request import StudyRequest
 from command.study.schema import ListedStudy, Point, QueueLimits, SearchStudy
+from components.config.resolve import check_continues
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
@@ -81,12 +82,18 @@ def _plan(asked: StudyRequest, point: Point) -> Look:
 
 
 def _train(asked: StudyRequest, point: Point) -> Look:
-    """Train a point, or go on with it; who interrupts a run interrupts the study."""
+    """Train a point, or continue its run; an interrupted run interrupts the study.
+
+    Raises:
+        RecipeError: the run in its folder has another recipe.
+    """
+    arguments, path = asked.arguments_of(point), asked.folder_of(point)
+    if (path / "recipe.json").exists():
+        check_continues(read_recipe(path / "recipe.json"), compose_recipe(arguments), path)
     if result_in(asked, point) is None:
-        arguments = asked.arguments_of(point)
         share_script(asked.folder)
-        if arguments.run is not None and arguments.run.exists():
-            arguments = read_point([f"resume={arguments.run}"])
+        if path.exists():
+            arguments = read_point([f"resume={path}"])
         with redirect_stdout(sys.stderr):  # standard output is the study's
             ended = auto.run(arguments)
         if ended.status in {Status.STOPPED, Status.INTERRUPTED}:

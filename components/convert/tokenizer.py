@@ -23,7 +23,7 @@ UNDERLINE = "\u2581"  # SentencePiece's mark for a space
 
 _NORMALIZERS = {"nfkc": [normalizers.NFKC()], "identity": []}
 # How pieces with a role are spelled; the end of a document is named by the recipe.
-_SPELLINGS = {"bos": ("<s>",), "pad": ("<pad>", "<|padding|>")}
+_PADDING = ("<pad>", "<|padding|>")
 
 
 def write_tokenizer(
@@ -173,12 +173,14 @@ def _scored_pieces(processor: SentencePieceProcessor) -> list[tuple[str, float]]
 def _find_roles(engine: Tokenizer, section: Mapping[str, Any]) -> dict[str, str | None]:
     """Find the pieces that have a role; ``eos`` is what training put after each document.
 
-    A piece of the model's own vocabulary has none: ``transformers`` would add it as a special
-    token, and encode texts that spell it in another way than training did.
+    Training puts nothing before a document, so there is no ``bos``: programs that are given one
+    put it before a prompt. A padding piece that is no added token has no role: ``transformers``
+    would add it, and encode texts that spell it in another way than training did.
     """
     added = {token.content for token in engine.get_added_tokens_decoder().values()}
-    known = {
-        role: next((name for name in names if name in added), None)
-        for role, names in _SPELLINGS.items()
+    eos = section.get("special_pieces", section)["eod"]
+    return {
+        "bos": None,
+        "eos": eos,
+        "pad": next((one for one in _PADDING if one in added), None),
     }
-    return {"eos": section.get("special_pieces", section)["eod"], **known}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.data.files import replace_atomically
 from components.errors import RecipeError
-from components.terminal import printable
+from components.terminal import hide_folders, printable
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -92,7 +92,7 @@ def _script_name() -> str:
 
 
 def set_page(template: str, parts: Mapping[str, Any], script: str | None = None) -> str:
-    """Fill a template beside this file; all text is escaped, and hidden characters are shown.
+    """Fill a template beside this file; text is escaped, without folders or hidden characters.
 
     ``script`` says where the page finds plotly's; without it, a page with charts has its own.
     """
@@ -105,7 +105,7 @@ def set_page(template: str, parts: Mapping[str, Any], script: str | None = None)
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: printable(value) if type(value) is str else value,
+        finalize=lambda text: printable(hide_folders(text)) if type(text) is str else text,
     )
     hashes: list[str] = []
 

@@ -25,7 +25,7 @@ GONE = {
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0  # doubled: all ranks ask the same server
 REMEDIES = {
-    errno.ENOENT: "put the run on a file system that is there and that all nodes share",
+    errno.ENOENT: "bring the folder back: it was removed or moved, or its file system is away",
     errno.ENOSPC: "make room or lower checkpoint.keep or checkpoint.files",
     errno.EDQUOT: "make room in your quota or lower checkpoint.keep",
     errno.EFBIG: "raise the limit of a file's size (ulimit -f) or checkpoint.files",

@@ -13,6 +13,7 @@ metrics.jsonl      what was measured: steps, held-out losses, energy
 journal.jsonl      what happened: starts, checkpoints, guards, restarts, each with its cause
 writer.lock        held while a process trains here; its name, for who comes second
 submit.lock        held while a process submits or cancels its jobs, the same
+sync.lock          held while a process sends the run to its trackers, the same
 rehearsed/         faults that were asked for and have struck
 checkpoints/       complete checkpoints, by tokens
 tensorboard/       the same curves for TensorBoard

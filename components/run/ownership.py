@@ -16,6 +16,7 @@ from pathlib import Path
 from components.errors import RecipeError
 from components.json_file import MOST_BYTES, open_regular
 
+_REPOSITORY = re.compile(r"(models|datasets)--")
 _OWN_FILE = re.compile(r"stop|.+\.(?:json|jsonl|mac|lock|diff|html|csv|yaml|journal)(?:\..+)?")
 SEAL = ".mac"  # behind the name of what is sealed
 KEY_BYTES = 32
@@ -122,16 +123,22 @@ def check_links(run: Path, key: str) -> None:
 def check_inside(folder: Path, key: str, kind: str = "folder") -> None:
     """Refuse a link that leads out of a folder, a pipe, a socket and a device.
 
+    The files of a snapshot in Hugging Face's cache are links to the blobs of its repository.
+
     Raises:
         RecipeError: the first of them.
     """
     inside = Path(os.path.realpath(folder))
+    snapshots, repository = inside.parent, inside.parent.parent
+    is_cache = kind == "folder" and snapshots.name == "snapshots"
+    is_snapshot = is_cache and _REPOSITORY.match(repository.name)
     for entry in _entries(inside):
         shown = folder / Path(entry.path).relative_to(inside)
         if not entry.is_symlink():
             raise RecipeError(key, f"{shown} is neither a file nor a folder", "remove it")
         target = Path(os.path.realpath(entry.path))
-        if not target.is_relative_to(inside):
+        is_blob = is_snapshot and target.parent == repository / "blobs" and target.is_file()
+        if not (target.is_relative_to(inside) or is_blob):
             problem = f"{shown} is a link that leads out of the {kind}, to {target}"
             remedy = "remove the link, or put what it leads to in its place"
             raise RecipeError(key, problem, remedy)

@@ -6,7 +6,7 @@ from typing import Any
 
 from components.config.key_groups import PLACES, KeyGroup, split
 from components.run.provenance import COMPUTING, Software
-from components.sharing.lock import Lock, PreparedHashes
+from components.sharing.lock import Lock, PreparedHashes, without_own_folders
 
 Leaves = Mapping[str, Any]
 Pairs = dict[str, tuple[Any, Any]]
@@ -105,8 +105,14 @@ def _differing(a: Leaves, b: Leaves) -> Pairs:
     return {
         key: (a.get(key), b.get(key))
         for key in dict.fromkeys([*a, *b])
-        if key not in a or key not in b or repr(a[key]) != repr(b[key])
+        if key not in a or key not in b or _differs(a[key], b[key])
     }
+
+
+def _differs(a: object, b: object) -> bool:
+    """Compare two values; a path equals what a lock has in its place."""
+    forms = [{repr(one), repr(without_own_folders(one))} for one in (a, b)]
+    return forms[0].isdisjoint(forms[1])
 
 
 def _settle_degrees(computes: Pairs, layout: Pairs) -> None:

@@ -5,8 +5,10 @@ where nobody has the first one's files.
 """
 
 import re
+from collections.abc import Mapping
 from hashlib import sha256
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from components.config.key_groups import KeyGroup
 from components.config.recipe_text import recipe_lines
@@ -70,6 +72,27 @@ class Lock(Section):
     @property
     def is_bundle(self) -> bool:
         return not isinstance(self.composed, str)
+
+
+def without_own_folders(value: Any) -> Any:
+    """Replace the absolute paths in a tree that is published: they name the author's folders.
+
+    A path below the working folder becomes relative to it. Any other becomes
+    ``elsewhere/HASH/NAME``, which matches no file of a receiver by accident.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_own_folders(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_own_folders(item) for item in value]
+    if not isinstance(value, str) or value.startswith("/dev/"):
+        return value
+    path = Path(value).expanduser() if re.match(r"~(/|$)", value) else Path(value)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    if path.is_absolute():
+        is_folder = path == Path.home() or (path.is_dir() and path.parent == Path.home().parent)
+        return f"elsewhere/{_sha256(str(path))[:HASH_DIGITS]}/{'' if is_folder else path.name}"
+    return value.replace(str(Path.home()), "~")
 
 
 def losses_of(losses: list[float]) -> Losses:

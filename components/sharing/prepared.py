@@ -14,7 +14,7 @@ from components.data.files import replace_atomically, verify_file
 from components.data.manifest import Manifest
 from components.errors import RecipeError
 from components.json_file import open_regular
-from components.sharing.lock import PreparedHashes
+from components.sharing.lock import PreparedHashes, without_own_folders
 
 NOTES = ".prepared_for"  # in data.folder: one file a recipe's data, with the folder's name
 STAGED = ".staged_for"  # the same of data that came without their raw text
@@ -81,6 +81,6 @@ def damaged(folder: Path) -> Iterator[tuple[str, str]]:
 
 def _digest(recipe: Recipe) -> str:
     """Hash the keys that decide what the data are."""
-    computing = split(recipe.model_dump(mode="json"))[KeyGroup.MATHEMATICS]
+    computing = split(without_own_folders(recipe.model_dump(mode="json")))[KeyGroup.MATHEMATICS]
     own = sorted((key, repr(one)) for key, one in computing.items() if key.startswith(SECTIONS))
     return sha256(repr(own).encode()).hexdigest()[:16]

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import runpy
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,7 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
     logs.mkdir(exist_ok=True)
     (logs / failures.FIRST_FAILURE).unlink(missing_ok=True)
     failures.forget_errors(logs)
+    _remove_old_logs(logs)
     logging.disable(logging.ERROR)  # the agent would say again what the file says
     redirects = dict.fromkeys(range(1, ranks), Std.ALL)
     config = LaunchConfig(
@@ -72,12 +74,19 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
     try:
         elastic_launch(config, run_program)(program)
     except ChildFailedError as error:
-        _write_first_failure(logs, *first_failure({**error.failures, **_raised(logs)}))
+        if logs.is_dir():  # else the run's folder was removed, which `launch` reports
+            _write_first_failure(logs, *first_failure({**error.failures, **_raised(logs)}))
         statuses = {failure.exitcode for failure in error.failures.values()}
         return failures.MENDABLE if failures.MENDABLE in statuses else 1
     except SignalException:  # the second Ctrl-C: the agent has ended the ranks
         return 1
     return 0
+
+
+def _remove_old_logs(logs: Path) -> None:
+    """Remove torchrun's folders of earlier starts, but for the newest."""
+    for folder in sorted(logs.glob("*_*/"), key=lambda one: one.stat().st_mtime)[:-1]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_first_failure(logs: Path, rank: int, failure: ProcessFailure) -> None:
@@ -96,7 +105,10 @@ def _raised(logs: Path) -> dict[int, ProcessFailure]:
 
     They are where torchrun told the ranks, or where ranks that train have theirs in any job.
     """
-    newest = max(logs.glob("*_*/attempt_*"), key=lambda folder: folder.stat().st_mtime)
+    attempts = sorted(logs.glob("*_*/attempt_*"), key=lambda folder: folder.stat().st_mtime)
+    if not attempts:  # removed since then
+        return {}
+    newest = attempts[-1]
     files = {int(file.parent.name): file for file in newest.glob("*/error.json")}
     for error in failures.read_errors(logs):
         if error.at >= newest.stat().st_mtime_ns:

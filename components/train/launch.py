@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -145,6 +145,9 @@ def how_it_ended(folder: RunFolder, status: int) -> str:
     Raises:
         RecipeError: a rank met what a user has to mend.
     """
+    if not folder.recipe.exists():
+        problem = "was removed or moved while the run trained"
+        raise RecipeError(str(folder.path), problem, "start the run again, or bring it back")
     if (ended := folder.ended) is not None or status == 0:
         return ended or "finished"
     if (folder.path / "ranks" / FIRST_FAILURE).exists():
@@ -175,7 +178,8 @@ def _asks_to_stop(folder: RunFolder) -> Iterator[None]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        folder.stop.touch()
+        with suppress(OSError):  # the folder was removed: the ranks end by themselves
+            folder.stop.touch()
 
     # SIGINT too: who starts a run in the background of a script has it ignored.
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

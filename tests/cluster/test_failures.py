@@ -127,6 +127,17 @@ def test_a_rank_that_amd_s_runtime_aborted_has_its_last_words(
     assert (found.nodes, found.of_node) == (("jwb0002",), of_node)
 
 
+@pytest.mark.parametrize("host", ["localhost", "login-5", "jwb0002"])
+def test_the_last_words_of_a_rank_are_found_under_any_name_of_its_host(
+    tmp_path: Path, host: str
+) -> None:
+    (tmp_path / f"7-{host}.log").write_text(f" 5: {HANGS}\n 6: later\n")
+    (tmp_path / "7-other.log").write_text(" 4: other\n")
+    os.utime(tmp_path / f"7-{host}.log", (2, 2))
+    found = find(tmp_path, log=SRUN.replace("Killed", "Aborted (core dumped)"))
+    assert HANGS in found.why
+
+
 def test_a_mistake_in_the_recipe_is_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

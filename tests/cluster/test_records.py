@@ -181,3 +181,14 @@ def test_of_earlier_jobs_the_logs_of_first_and_failed_nodes_are_kept(jobs: Jobs)
     assert {name for name in left if name.startswith("7_1")} == first
     assert len(left) == 6 + 2 * 9 + 2
     assert jobs.chain().attempts[0].failed_nodes == ("n4.hsn",)
+
+
+def test_the_log_of_the_first_node_is_kept_under_any_name_of_its_host(jobs: Jobs) -> None:
+    ranks = jobs.folder.path / "ranks"
+    ranks.mkdir()
+    for job in ("7_1", "7_2", "7_3"):
+        began(jobs, job, nodes=("node1", "node2"))
+        (ranks / f"{job}-host-a.log").write_text(" 8: here\n 9: here\n")
+        (ranks / f"{job}-host-b.log").write_text(" 1: here\n 0: here\n")
+    remove_logs(jobs)
+    assert {one.name for one in ranks.glob("7_1*")} == {"7_1-host-b.log"}

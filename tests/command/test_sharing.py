@@ -332,3 +332,41 @@ def test_a_file_that_is_there_is_replaced_only_by_name(
     assert main([*SMALL, "action=lock"]) == 2
     assert f"{name} is there already" in capfd.readouterr().err
     assert main([*SMALL, "action=lock", f"file={name}"]) == 0
+
+
+def test_what_is_shared_names_no_folder_of_the_author(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, answer: Json, capfd: Any
+) -> None:
+    home = folder / "anna"
+    (home / "work").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home / "work")
+    for text in (home / "one" / "x.txt", home / "two" / "x.txt", home / "work" / "y.txt"):
+        text.parent.mkdir(exist_ok=True)
+        text.write_text(f"a text of {text}\n" * 400)
+    files = f"[{home}/one/x.txt,{home}/two/x.txt,{home}/work/y.txt]"
+    words = [
+        "recipe=bloom560m",
+        "scale=mini",
+        f"data.sources={{web:{{files:{files}}}}}",
+        "data.shares={web:1.0}",
+        "tokenizer.vocab_size=300",
+        f"data.folder={home}/prepared",
+        f"why='as in {home}/notes'",
+    ]
+    assert main([*words, "action=prepare"]) == 0
+    for action, file in (("lock", "x.lock.yaml"), ("pack", "x.recipe.yaml")):
+        assert main([*words, f"action={action}", f"file={file}"]) == 0
+        assert "anna" not in Path(file).read_text("utf-8")
+        tree = answer("action=verify", f"file={file}", f"data.folder={home}/prepared")
+        assert tree["same_mathematics"]
+        assert not any("prepared data" in note for note in tree["notes"])
+    (home / "two" / "x.txt").write_text("another\n" * 400)
+    assert main([*words, "action=prepare"]) == 0
+    verify = ("action=verify", "file=x.lock.yaml", f"data.folder={home}/prepared")
+    assert "data: source web" in keys(answer(*verify, status=1), "mathematics")
+    capfd.readouterr()
+    assert main(["recipe=./x.recipe.yaml"]) == 2
+    error = capfd.readouterr().err
+    assert "data.sources.web.files" in error
+    assert "/x.txt names no file" in error

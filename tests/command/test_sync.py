@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from command.actions import sync
 from command.actions.sync import tracking_of
 from command.arguments import read_point
 from command.main import main
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
+from components.run.writer_lock import alone
 from components.tracking import run_export
 from tests.components.tracking.runs import START, STEPS, write_run
 
@@ -105,3 +107,17 @@ def test_a_library_that_is_missing_is_named_before_anything_is_written(
 def test_a_url_is_taken_as_it_stands() -> None:
     url = "https://me:secret@mlflow.example.org/a?b=c,d"
     assert read_point(["action=sync", f"to={url}"]).to == url
+
+
+def test_two_commands_do_not_send_a_run_at_once(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sync, "WAIT_SECONDS", 0.0)
+
+    def refused(_: object) -> RecipeError:
+        return RecipeError("run", "is held")
+
+    name = sync.SYNC_LOCK
+    with alone(run, seconds=0, occupied=refused, say=print, name=name):
+        assert main(["action=sync", f"run={run}", WANDB]) == 2
+    assert f"run: {run} is being sent by " in capfd.readouterr().err

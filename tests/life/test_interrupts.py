@@ -145,3 +145,22 @@ def test_an_interrupt_before_the_first_step_has_a_word_and_leaves_a_run_that_goe
         assert act(home, f"resume={run}") == 0
     else:
         assert "nothing half-written was kept" in running.said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("how", ["removed", "replaced", "saving"])
+def test_a_run_whose_folder_goes_away_ends_with_one_status(
+    how: str, ranks: int, home: Path
+) -> None:
+    run = home / f"gone-{how}-{ranks}"
+    words = (*WORDS, f"run={run}", f"cluster.ranks={ranks}", "checkpoint.retry_seconds=1")
+    with started(home, *words) as running:
+        running.wait_until(lambda: (run / "metrics.jsonl").exists() and entries(run, "step"))
+        if how == "saving":
+            running.wait_until(lambda: any((run / "checkpoints").iterdir()))
+        run.rename(run.with_suffix(".moved"))
+        if how == "replaced":
+            run.mkdir()
+        assert running.ended(120) == 2
+        assert "removed or moved" in running.said

@@ -287,6 +287,26 @@ def test_features_of_the_architectures_are_there() -> None:
     assert recipe("salamandra_7b").precision.reduce == "bfloat16"
 
 
+def test_smollm3_has_the_numbers_of_its_published_configuration() -> None:
+    """`text/pretraining/smollm3/stage1_8T.yaml` of github.com/huggingface/smollm."""
+    smol = recipe("smollm3_3b")
+    positions, attention, norm = (smol.model[key] for key in ("positions", "attention", "norm"))
+    assert (positions["base"], norm["eps"]) == (50_000.0, 1e-6)
+    assert (attention["bias"], attention["head_dim"]) == (False, 2_048 // 16)
+    assert (smol.model["mlp"]["activation"], smol.model["mlp"]["bias"]) == ("silu", False)
+    assert (smol.model["tied_embeddings"], smol.model["initialization"]["std"]) == (True, 0.02)
+    optimizer = smol.optimizer
+    assert (optimizer["beta1"], optimizer["beta2"], optimizer["clip_norm"]) == (0.9, 0.95, 1.0)
+    assert smol.precision.accumulate == "float32"
+    assert (smol.parallelism.tensor, smol.parallelism.pipeline) == (2, 1)
+    assert (smol.parallelism.data, smol.parallelism.microbatch_sequences) == (192, 3)
+    largest = sorted(smol.data.shares.values(), reverse=True)[:4]
+    weights = [0.37, 0.333, 0.025, 0.022]  # of the first stage's 41
+    assert [share / largest[0] for share in largest] == pytest.approx(
+        [weight / weights[0] for weight in weights], rel=1e-3
+    )
+
+
 def test_conflicts_of_the_sources_are_told() -> None:
     """Where two figures are published, the recipe has one and says the other beside it."""
     salamandra = recipe("salamandra_7b")

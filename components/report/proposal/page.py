@@ -6,7 +6,7 @@ from pathlib import Path
 
 from components.report.pages import set_page, write_page
 from components.report.tables import Grid
-from components.terminal import printable
+from components.terminal import hide_folders, printable
 
 Row = tuple[str, str, str]
 
@@ -73,5 +73,6 @@ def _table(section: ProposalPart) -> Iterator[str]:
 
 def _plain(text: str) -> str:
     """Keep others' words from ending a cell or a line, and from being markup."""
-    escaped = "".join(f"\\{sign}" if sign in "\\|`*_<>[]" else sign for sign in printable(text))
+    shown = printable(hide_folders(text))
+    escaped = "".join(f"\\{sign}" if sign in "\\|`*_<>[]" else sign for sign in shown)
     return " ".join(escaped.split())

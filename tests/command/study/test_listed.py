@@ -5,6 +5,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import yaml
 
 from command.actions import auto
 from command.arguments import ROOT, Arguments
+from command.compose import compose_recipe
 from command.main import main
 from command.outcome import ActionResult
 from command.study.listed import run_points
 from command.study.request import ask
-from command.study.runs import PointEnding
+from command.study.runs import PointEnding, runner_of
 from command.study.schema import ListedStudy
 from components.errors import RecipeError
+from components.run.folder import create_run_folder
 from tests.life.conftest import TINY
 
 WEAK = "smng_p2_weak"
@@ -69,6 +72,21 @@ def write(folder: Path, tree: dict[str, Any]) -> str:
 def shipped(name: str) -> dict[str, Any]:
     tree: dict[str, Any] = yaml.safe_load((ROOT / "studies" / f"{name}.yaml").read_text())
     return tree
+
+
+def test_a_point_does_not_take_the_run_of_another_recipe(folder: Path) -> None:
+    asked = ask([write(folder, RATES), *WORDS, f"run={folder / 'runs'}"])
+    assert isinstance(asked.study, ListedStudy)
+    point = asked.study.points[0]
+    other = compose_recipe(
+        replace(
+            asked.arguments_of(point),
+            file_values={**asked.arguments_of(point).file_values, "budget.seed": 4},
+        )
+    )
+    create_run_folder(other, asked.folder_of(point))
+    with pytest.raises(RecipeError, match=r"another recipe: budget\.seed: 4 there, 3 here"):
+        runner_of(asked)(point)
 
 
 def test_a_text_in_braces_sets_the_keys_of_a_part(tmp_path: Path) -> None:

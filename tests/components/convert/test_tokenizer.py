@@ -105,9 +105,9 @@ def test_a_folder_loads_offline_with_the_same_ids(
         assert loaded(text)["input_ids"] == reference.encode(text)
     ended = [*reference.encode("Brot."), loaded.eos_token_id]
     assert loaded.decode(ended, skip_special_tokens=True) == "Brot."
-    assert (loaded.bos_token, loaded.eos_token, loaded.pad_token) == ("<s>", "<eod>", "<pad>")
+    assert (loaded.bos_token, loaded.eos_token, loaded.pad_token) == (None, "<eod>", "<pad>")
     config = json.loads((folder / "config.json").read_text())
-    assert [config[f"{role}_token_id"] for role in ("bos", "eos", "pad")] == [1, 4, 3]
+    assert [config[f"{role}_token_id"] for role in ("bos", "eos", "pad")] == [None, 4, 3]
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
@@ -149,7 +149,7 @@ def test_a_byte_level_tokenizer_is_copied(byte_bpe: Trained, tmp_path: Path) -> 
     assert (tmp_path / "tokenizer.json").read_bytes() == (
         source / "tokenizer.json"
     ).read_bytes()
-    assert found == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
+    assert found == {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 3}
 
 
 def test_pieces_are_counted_in_either_format(

@@ -23,12 +23,10 @@ from components.report.figures import empty_figure
 from components.report.page import write_report
 from components.report.pages import embedded
 from components.report.plan_page import write_plan
-from components.report.prediction.mixture_page import ProposedMixture, write_mixture
 from components.report.prediction.page import PredictedRecipe, write_prediction
 from components.report.proposal.content import LadderSays, propose
 from components.report.proposal.page import write_proposal
 from components.report.tree import PlacedNode, write_tree
-from components.scaling.mixture import propose_mixture
 from components.scaling.prediction import predict
 from tests.command.study import test_ladder, test_page
 from tests.components.report.conftest import (
@@ -42,7 +40,6 @@ from tests.components.report.conftest import (
 from tests.components.report.outline import Outline
 from tests.components.report.test_layout import card_tree
 from tests.components.report.test_plan_page import planned
-from tests.components.scaling import test_mixture
 from tests.recipes.test_plans import at_home
 
 ROOT = Path(__file__).parents[3]
@@ -174,15 +171,6 @@ def _prediction(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) 
     return write_prediction(planted(said), planted(found), law, planted(result), page)
 
 
-def _mixture(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
-    found = propose_mixture(test_mixture.planted(24), test_mixture.question())
-    epochs = dict.fromkeys(test_mixture.NAMES, 1.0)
-    said = ProposedMixture(
-        title="t", convention="c", notes=("n",), epochs=epochs, words="w", again="again"
-    )
-    return write_mixture(planted(said), planted(found), page)
-
-
 def _proposal(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
     recipe = at_home("teuken7b")
     says = LadderSays(study="s", rows=(("a", "b"),), notes=("n",))
@@ -198,7 +186,6 @@ WRITERS: dict[str, dict[str, Writer]] = {
     "write_plan": {"plan": _plan},
     "write_study": {"study": _study},
     "write_prediction": {"prediction": _prediction},
-    "write_mixture": {"mixture": _mixture},
     "write_proposal": {"proposal": _proposal},
 }
 PAGES = {name: write for kinds in WRITERS.values() for name, write in kinds.items()}

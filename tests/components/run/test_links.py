@@ -10,7 +10,7 @@ import pytest
 
 from components.errors import RecipeError
 from components.run import folder
-from components.run.ownership import FOLDERS, UNREAD, check_links
+from components.run.ownership import FOLDERS, UNREAD, check_inside, check_links
 
 
 @pytest.fixture
@@ -127,3 +127,48 @@ def test_a_file_to_append_to_has_one_name(run: Path, tmp_path: Path) -> None:
     (run / "metrics.jsonl").hardlink_to(tmp_path / "theirs")
     with pytest.raises(RecipeError, match=r"metrics\.jsonl is the file of another name, too"):
         check_links(run, "resume")
+
+
+def snapshot(cache: Path, name: str = "datasets--x--y") -> Path:
+    """Make a snapshot as huggingface_hub does, with one file."""
+    folder, blobs = cache / name / "snapshots" / "abc", cache / name / "blobs"
+    folder.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "123").write_text("a text")
+    (folder / "a.txt").symlink_to("../../blobs/123")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["datasets--x--y", "models--y"])
+def test_links_of_a_snapshot_to_blobs_of_its_repository_are_accepted(
+    tmp_path: Path, name: str
+) -> None:
+    check_inside(snapshot(tmp_path, name), "data")
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["blobs/out", "blobs", "refs/main", "../models--other/blobs/1", "snapshots/other/b.txt"],
+)
+def test_other_links_of_a_snapshot_are_refused(tmp_path: Path, target: str) -> None:
+    folder = snapshot(tmp_path / "cache")
+    repository = folder.parent.parent
+    (tmp_path / "secret").write_text("not yours")
+    (repository / "blobs" / "out").symlink_to(tmp_path / "secret")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    (folder / "b.txt").symlink_to(repository / target)
+    with pytest.raises(RecipeError, match=r"b\.txt is a link that leads out of the folder"):
+        check_inside(folder, "data")
+
+
+def test_blobs_behind_a_link_or_of_another_folder_are_refused(tmp_path: Path) -> None:
+    folder = snapshot(tmp_path / "cache")
+    blobs = folder.parent.parent / "blobs"
+    blobs.rename(tmp_path / "elsewhere")
+    blobs.symlink_to(tmp_path / "elsewhere")
+    for one in (folder, snapshot(tmp_path / "other", "mine")):
+        with pytest.raises(RecipeError, match=r"a\.txt is a link that leads out"):
+            check_inside(one, "data")
+    with pytest.raises(RecipeError, match=r"a\.txt is a link that leads out of the run"):
+        check_inside(snapshot(tmp_path / "runs"), "run", "run")

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, Proce
 
 from components.errors import RecipeError
 from components.fault_tolerance.failures import MENDABLE, error_file, recipe_error
-from components.train.agent import _raised, describe, first_failure, run_ranks
+from components.train.agent import _raised, _remove_old_logs, describe, first_failure, run_ranks
 
 SIGKILL, SIGTERM, SIGSEGV = 9, 15, 11
 NOW = int(time.time())
@@ -120,3 +120,17 @@ def test_ranks_that_end_themselves_end_the_launch(tmp_path: Path) -> None:
     file.write_text("import sys\n\nsys.exit()\n")
     command = ["-m", "components.train.agent", str(tmp_path / "logs"), "2", "0", str(file)]
     assert subprocess.run([sys.executable, *command], timeout=600).returncode == 0
+
+
+def test_log_folders_of_earlier_starts_are_removed_but_for_the_newest(tmp_path: Path) -> None:
+    for place, name in enumerate(("aa_1", "bb_2", "cc_3")):
+        (tmp_path / name / "attempt_0").mkdir(parents=True)
+        os.utime(tmp_path / name, (place, place))
+    (tmp_path / "error_1.json").touch()
+    _remove_old_logs(tmp_path)
+    assert {one.name for one in tmp_path.iterdir()} == {"cc_3", "error_1.json"}
+
+
+def test_without_log_folders_no_rank_raised(tmp_path: Path) -> None:
+    assert _raised(tmp_path) == {}
+    assert _raised(tmp_path / "removed") == {}

@@ -46,6 +46,7 @@ def test_what_is_not_here_says_so(words: str, message: str) -> None:
 
 def test_ranks_that_could_not_write_their_error_are_no_failure_of_ours(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
+    folder.recipe.touch()
     assert how_it_ended(folder, 1) == "failed"
     with pytest.raises(RecipeError, match="has no room for the error that the first rank"):
         how_it_ended(folder, MENDABLE)
