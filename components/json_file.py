@@ -4,6 +4,7 @@ A run folder travels. So a file of it may be a pipe, larger than memory, cut, or
 the interpreter gives up; whoever reads it gets a mapping or a :class:`RecipeError`.
 """
 
+import errno
 import json
 import math
 import os
@@ -37,6 +38,8 @@ def read_mapping(
         tree = parse_json(raw, finite=finite)
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"
+        if error.errno != errno.ENOENT:  # what the caller expects of the file is not the cause
+            remedy = "check its permissions and the file system"
         raise RecipeError(str(file), problem, remedy) from None
     except ValueError as error:
         raise RecipeError(str(file), str(error), remedy) from None

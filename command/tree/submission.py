@@ -101,7 +101,7 @@ def _alone(root: Path) -> Iterator[bool]:
     What it found may be older than what is due now, and this may be the last look.
     """
     (root / CHILDREN).mkdir(exist_ok=True)
-    lock = os.open(root / CHILDREN / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+    lock = os.open(root / CHILDREN / ".lock", os.O_CREAT | os.O_RDWR, 0o666)
     end = time.monotonic() + PATIENCE_SECONDS
     try:
         while not (mine := _locked(lock)) and time.monotonic() < end:
