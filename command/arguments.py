@@ -13,6 +13,7 @@ from command.recipe.own_places import group_names, option_names
 from command.words import ACTIONS, OF_JOBS, check_words, keys_of
 from components.config.suggestions import meaning_of, misspelt, nearest
 from components.errors import RecipeError
+from components.terminal import is_utf8
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -80,6 +81,8 @@ def parse_word(word: str) -> "Override":
 def _check_form(word: str) -> str:
     """Return the key of ``key=value``; else say what was probably meant."""
     key, equals, text = word.partition("=")
+    if not is_utf8(word):
+        raise RecipeError(key, f"{word} is not UTF-8 text", "choose a name in UTF-8")
     if equals and not word.startswith("-"):
         return key
     raise RecipeError(word, "an argument is key=value", _as_argument(key.lstrip("-"), text))

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import platform
+import re
 import shlex
 import signal
 import sys
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from importlib.metadata import PackageNotFoundError, version
+from io import IOBase
 from pathlib import Path
 
 from components.errors import RecipeError
@@ -30,6 +32,8 @@ MOST_CHARACTERS = 400  # of an exception's text in the message; the file has all
 FILES = "the limit of open files is too low here: ulimit -n 1024, or ask the site"
 ROOM = "make room there, or name another place"
 RIGHTS = "name a place that you may use"
+FILE_SYSTEM = "ask who runs that file system"
+MEMORY = "use smaller sizes, or raise the limit: ulimit -v, or the memory of the job"
 REMEDIES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), FILES),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ROOM),
@@ -40,9 +44,16 @@ REMEDIES = {
     errno.ENOTDIR: "check the path: a part of it is a file, no folder",
     errno.EISDIR: "name a file",
     errno.ELOOP: "check the path: its links lead in a circle",
-    **dict.fromkeys((errno.EIO, errno.ESTALE), "ask who runs that file system"),
+    **dict.fromkeys((errno.EIO, errno.ESTALE), FILE_SYSTEM),
     errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EAGAIN: "the limit of processes is too low here: ulimit -u, or ask the site",
 }
+# Libraries have no exception type of their own for it, or one that is not loaded here.
+NO_MEMORY = re.compile(
+    r"MemoryError|can(?:no|')t allocate memory|failed to map segment|bad_alloc|out of memory|"
+    r"not enough memory|can't start new thread",
+    re.IGNORECASE,
+)
 
 
 class Status(IntEnum):
@@ -116,26 +127,38 @@ def _tell_stopped(stopped: KeyboardInterrupt) -> Status:
 def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Status:
     """Describe what went wrong, and whose it is: wrong input, or a fault of the program."""
     where = f"[{label}] " if label else ""
-    if isinstance(error, OSError) and error.errno in REMEDIES:
-        place = str(error.filename or "this machine")
-        error = RecipeError(place, f"{error.strerror}", REMEDIES[error.errno])
+    if not isinstance(error, RecipeError) and any(
+        NO_MEMORY.search(repr(cause)) for cause in _chain(error)
+    ):
+        error = RecipeError("this machine", _problem("no memory is left", error), MEMORY)
+    if isinstance(error, OSError) and (error.errno in REMEDIES or error.filename is not None):
+        place = str(error.filename or _open_file(error) or "this machine")
+        remedy = REMEDIES.get(error.errno or 0, FILE_SYSTEM)
+        error = RecipeError(place, error.strerror or str(error), remedy)
     if isinstance(error, RecipeError):
         _say(f"{where}{error}")
         return Status.WRONG_INPUT
-    said = " ".join(str(error).split())[:MOST_CHARACTERS]
-    kind = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    kind = _problem(type(error).__name__, error)
     asked = f"asked: python run.py {shlex.join(words)}"
     lines = [f"{where}a fault of this program, not of your input: {kind}", asked]
-    if any(isinstance(cause, MemoryError) for cause in _chain(error)):
-        lines.append("no memory was left: try smaller sizes, or a larger limit (ulimit -v)")
-    try:
-        details = _details(error, asked)
-        kept = _keep(details)
-    except MemoryError:  # too little to write down what happened
-        details, kept = "please report it", None
+    details = _details(error, asked)
+    kept = _keep(details)
     lines.append(f"details: {kept}; please report it with that file" if kept else details)
     _say("\n  ".join(lines))
     return Status.FAULT
+
+
+def _open_file(error: OSError) -> str | None:
+    """Name the file that was read or written: Python names it only where opening fails."""
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    files = [value for local in frames for value in local.values() if isinstance(value, IOBase)]
+    names = [getattr(file, "name", None) for file in files]
+    return next((name for name in reversed(names) if isinstance(name, str)), None)
+
+
+def _problem(kind: str, error: Exception) -> str:
+    text = " ".join(str(error).split())[:MOST_CHARACTERS]
+    return f"{kind}: {text}" if text else kind
 
 
 def _details(error: Exception, asked: str) -> str:

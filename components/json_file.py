@@ -4,6 +4,7 @@ A run folder can come from elsewhere. A file in it may be a pipe, larger than me
 or nested too deeply; the reader gets a mapping or a :class:`RecipeError`.
 """
 
+import errno
 import json
 import math
 import os
@@ -33,6 +34,8 @@ def read_mapping(
         tree = parse_json(read_bounded(file, MOST_BYTES), finite=finite)
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"
+        if error.errno != errno.ENOENT:  # what the caller expects of the file is not the cause
+            remedy = "check its permissions and the file system"
         raise RecipeError(str(file), problem, remedy) from None
     except ValueError as error:
         raise RecipeError(str(file), str(error), remedy) from None

@@ -139,3 +139,8 @@ class _PlainFormatter(logging.Formatter):
 
 def _plain_warning(*told: Any, **options: Any) -> str:
     return printable(_format_warning(*told, **options))
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether Python could decode all bytes of an argument or a path."""
+    return text.encode(errors="ignore").decode() == text

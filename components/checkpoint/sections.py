@@ -35,7 +35,7 @@ def write_blocks(file: Path, blocks: Blocks, patience: Patience) -> list[Written
 
 
 def _write(file: Path, blocks: Blocks) -> None:
-    number = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
+    number = os.open(file, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         for begin, block in blocks:
             done = 0

@@ -42,6 +42,7 @@ from components.errors import RecipeError
 from components.json_file import read_mapping
 from components.run.ownership import check_links, seal_of, sign
 from components.run.records import DataRecord, Ending, R, read_record
+from components.terminal import is_utf8
 
 SEALED = frozenset({"recipe.json", "data.json"})
 KEPT = re.compile(r"recipe-before-step-([0-9]{1,18})\.json")
@@ -138,6 +139,10 @@ def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
         names = [stem, *(f"{stem}-{count}" for count in range(2, 1_000))]
         wanted = next(path for path in map(Path("runs").joinpath, names) if not path.exists())
     folder = RunFolder(wanted)
+    if not is_utf8(str(wanted.absolute())):  # JSON could not hold it
+        raise RecipeError(
+            "run", f"{wanted.absolute()} is not UTF-8 text", "work in another folder"
+        )
     if folder.recipe.exists():
         same = read_recipe(folder.recipe) == recipe
         what = "this very run" if same else "another recipe"

@@ -40,9 +40,15 @@ UNREAD = frozenset({"tensorboard", "wandb"})
 
 
 def sign(file: Path) -> None:
-    """Seal what this user has just written; where no key can be kept, do without."""
+    """Seal what this user has just written; where no key can be kept, do without.
+
+    Raises:
+        RecipeError: others can read the key.
+    """
     try:
         key = _made_key()
+    except RecipeError:
+        raise
     except (OSError, RuntimeError, ValueError):  # no home, or one that may not be written here
         return
     if len(key) != KEY_BYTES:  # somebody's own file of that name, or half of one
@@ -54,11 +60,17 @@ def sign(file: Path) -> None:
 
 
 def is_own(file: Path) -> bool:
-    """Return whether this user, with this home, wrote this very file."""
+    """Return whether this user, with this home, wrote this very file.
+
+    Raises:
+        RecipeError: others can read the key.
+    """
     try:
-        key = _read(_key_file(), KEY_BYTES)
+        key = _read_key(_key_file())
         seal = _read(seal_of(file), 2 * KEY_BYTES)
         mac = _mac(key, _read(file, MOST_BYTES))
+    except RecipeError:
+        raise
     except (OSError, RuntimeError, ValueError):  # no home, no key, no seal, or no file
         return False
     return len(key) == KEY_BYTES and hmac.compare_digest(mac.encode(), seal)
@@ -76,6 +88,20 @@ def _mac(key: bytes, content: bytes) -> str:
 def _read(file: Path, most_bytes: int) -> bytes:
     with open_regular(file) as stream:
         return stream.read(most_bytes)
+
+
+def _read_key(file: Path) -> bytes:
+    """Read the key, which nobody else may know: whoever does can forge seals.
+
+    Raises:
+        RecipeError: it belongs to another user, or others can read it.
+    """
+    with open_regular(file) as stream:
+        status = os.fstat(stream.fileno())
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            way = f"chmod 600 {file}, or name a folder of your own in XDG_STATE_HOME"
+            raise RecipeError(str(file), "is a private key that another user can read", way)
+        return stream.read(KEY_BYTES)
 
 
 def _key_file() -> Path:
@@ -98,7 +124,7 @@ def _made_key() -> bytes:
                 os.link(beside, file)
         finally:
             beside.unlink()
-    return _read(file, KEY_BYTES)
+    return _read_key(file)
 
 
 def check_links(run: Path, key: str) -> None:

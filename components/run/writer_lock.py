@@ -141,7 +141,7 @@ def writer_of(folder: Path) -> Holder | str | None:
     """Tell who holds the folder, which stays as it is; None if nobody does."""
     if not (folder / LOCK).exists():
         return None
-    with _opened(folder / LOCK) as lock:
+    with _opened(folder / LOCK, for_reading=True) as lock:
         return (_likely(lock) or NAMELESS) if _take(lock) == "held" else None
 
 
@@ -167,16 +167,23 @@ def _refusal(lock: int, file: Path, occupied: Occupied) -> RecipeError:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[int]:
-    """Open the lock file, made if need be, and never what a link names: it is written to.
+def _opened(file: Path, *, for_reading: bool = False) -> Iterator[int]:
+    """Open the lock file, never through a link; ``for_reading`` it need not be writable.
+
+    A server of network files locks only what is open for writing, so that is tried first.
 
     Raises:
         RecipeError: something else has its name.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    flags = os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     no_file = RecipeError(str(file), "is no plain file, and cannot be a lock", "remove it")
     try:
-        descriptor = os.open(file, flags)
+        try:
+            descriptor = os.open(file, flags | os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            if not (for_reading and error.errno in {errno.EACCES, errno.EROFS}):
+                raise
+            descriptor = os.open(file, flags | os.O_RDONLY)
     except OSError as error:
         if error.errno not in {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV}:
             raise

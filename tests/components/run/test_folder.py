@@ -54,3 +54,14 @@ def test_an_interrupt_before_the_recipe_is_written_leaves_no_folder(
     with pytest.raises(KeyboardInterrupt):
         create_run_folder(recipe, tmp_path / "run")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_working_folder_that_is_no_utf8_text_is_refused_before_anything_is_written(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "b\udcff"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(RecipeError, match="is not UTF-8 text"):
+        create_run_folder(recipe, Path("run"))
+    assert not list(folder.iterdir())

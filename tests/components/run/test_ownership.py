@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from components.errors import RecipeError
 from components.run.ownership import is_own, sign
 
 
@@ -89,6 +90,7 @@ def test_where_no_key_can_be_kept_there_is_no_seal_and_nothing_fails(
 def test_a_key_of_another_length_seals_nothing(recipe: Path, home: Path, key: bytes) -> None:
     (home / "kochbuch").mkdir(parents=True)
     (home / "kochbuch" / "key").write_bytes(key)
+    (home / "kochbuch" / "key").chmod(0o600)
     sign(recipe)
     assert not is_own(recipe)
 
@@ -98,3 +100,39 @@ def test_a_seal_that_is_a_pipe_is_none(recipe: Path) -> None:
     (recipe.parent / "recipe.json.mac").unlink()
     os.mkfifo(recipe.parent / "recipe.json.mac")
     assert not is_own(recipe)
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o644, 0o660])
+def test_a_key_that_others_can_read_is_refused(recipe: Path, home: Path, mode: int) -> None:
+    sign(recipe)
+    key = home / "kochbuch" / "key"
+    key.chmod(mode)
+    for use in (sign, is_own):
+        with pytest.raises(
+            RecipeError, match="is a private key that another user can read"
+        ) as told:
+            use(recipe)
+        assert told.value.path == str(key)
+    key.chmod(0o600)
+    assert is_own(recipe)
+
+
+def test_a_key_of_another_user_is_refused(
+    recipe: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign(recipe)
+    monkeypatch.setattr("os.getuid", lambda: 12_345)
+    for use in (sign, is_own):
+        with pytest.raises(RecipeError, match="is a private key that another user can read"):
+            use(recipe)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o077])
+def test_the_key_is_private_under_any_umask(recipe: Path, home: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        sign(recipe)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((home / "kochbuch" / "key").stat().st_mode) == 0o600
+    assert is_own(recipe)

@@ -17,7 +17,15 @@ import pytest
 
 from components.errors import RecipeError
 from components.run import writer_lock
-from components.run.writer_lock import LOCK, Holder, alone, check_free, share, sign
+from components.run.writer_lock import (
+    LOCK,
+    Holder,
+    alone,
+    check_free,
+    share,
+    sign,
+    writer_of,
+)
 
 # Takes the folder, starts a child that inherits the lock, says so, and waits to be ended.
 HOLDS = """
@@ -339,3 +347,37 @@ def test_a_full_disk_leaves_the_lock_without_a_name(
         taken(tmp_path),
     ):
         pass
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_who_may_only_read_the_lock_is_told_who_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The tests may run as root, who can write everywhere."""
+    open_any = os.open
+
+    def open_to_read(file: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(number, os.strerror(number), str(file))
+        return open_any(file, flags, mode)
+
+    with taken(tmp_path):
+        monkeypatch.setattr("os.open", open_to_read)
+        found = writer_of(tmp_path)
+        assert isinstance(found, Holder)
+        assert found.process == os.getpid()
+        monkeypatch.setattr("os.open", open_any)
+    monkeypatch.setattr("os.open", open_to_read)
+    assert writer_of(tmp_path) is None
+    with pytest.raises(OSError, match=os.strerror(number)), taken(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o077])
+def test_a_lock_has_the_mode_of_any_new_file(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with taken(tmp_path):
+            assert (tmp_path / LOCK).stat().st_mode & 0o777 == 0o666 & ~mask
+    finally:
+        os.umask(before)
