@@ -88,8 +88,9 @@ def _train(asked: StudyRequest, point: Point) -> Look:
         RecipeError: the run in its folder has another recipe.
     """
     arguments, path = asked.arguments_of(point), asked.folder_of(point)
+    recipe = compose_recipe(arguments)  # a point that is refused leaves nothing behind
     if (path / "recipe.json").exists():
-        check_continues(read_recipe(path / "recipe.json"), compose_recipe(arguments), path)
+        check_continues(read_recipe(path / "recipe.json"), recipe, path)
     if result_in(asked, point) is None:
         share_script(asked.folder)
         if path.exists():
