@@ -5,7 +5,6 @@ file, without environment variables: somebody will send it to somebody.
 """
 
 import errno
-import json
 import os
 import platform
 import shlex
@@ -22,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from components.errors import RecipeError
-from components.json_file import without_nan
+from components.json_file import dump_json
 from components.terminal import say, tell
 
 PACKAGES = ("torch", "lightning", "deepspeed", "hydra-core", "pydantic", "numpy")
@@ -72,7 +71,7 @@ def print_result(output: str, tree: object, show: Callable[[], None]) -> None:
     Numbers that are not finite are null.
     """
     if output == "json":
-        tell(json.dumps(without_nan(tree)[0], allow_nan=False))
+        tell(dump_json(tree))
     else:
         show()
 

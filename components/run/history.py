@@ -6,6 +6,7 @@ ask. A run goes on from a checkpoint, or goes back to one, and computes steps tw
 history that led to the last weights, and the rest is counted.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ _GO_BACK = (*_BEGINS, "roll_back")
 # No process of the run tells them: of a lost job, or of what a user did, much later.
 _FROM_OUTSIDE = ("job_end", "exclusion", "rewind", "branch", "merge")
 MEASURED_UNTIL = "measured_until"  # in the evidence of a start or resume
+_MEASURED = ("step", "held_out")  # their null is a number that is not finite
 _ENERGY = "energy"  # a sum so far, which took no time of its own
 _CAUSES = {
     **dict.fromkeys((*_BEGINS, _PREFLIGHT), "starting"),
@@ -166,7 +168,21 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
         record = parse_json(raw, finite=False)
     except ValueError:  # maybe half a character
         return None
-    return record if isinstance(record, dict) else None
+    if not isinstance(record, dict):
+        return None
+    is_measured = b"null" in raw and record.get("kind") in _MEASURED
+    return _with_nan(record) if is_measured else record
+
+
+def _with_nan(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Put NaN where a measurement has null, which was written for what is not finite."""
+    counts = {"step", "tokens"}
+    return {
+        key: _with_nan(value) if type(value) is dict
+        else math.nan if value is None and key not in counts
+        else value
+        for key, value in record.items()
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
