@@ -26,6 +26,7 @@ from components.run.records import (
     StepMetrics,
     check_record,
 )
+from components.run.step_table import StepTable
 
 MOST_LINE_BYTES, BLOCK_BYTES = 4 << 20, 1 << 20
 FILES = ("metrics.jsonl", "journal.jsonl")
@@ -208,7 +209,7 @@ class Goodput:
 class RunHistory:
     """What happened, in the order of the steps; events in the order of time."""
 
-    steps: tuple[StepMetrics, ...]
+    steps: StepTable
     held_out: tuple[HeldOutEvaluation, ...]
     events: tuple[RunEvent, ...]
     repeated_steps: int
@@ -228,7 +229,7 @@ def read_journal(folder: Path) -> RunHistory:
     """
     half_written: list[str] = []
     account = _Account()
-    steps: dict[int, StepMetrics] = {}  # by step: one that is repeated replaces itself
+    steps = StepTable()
     held_out: dict[int, HeldOutEvaluation] = {}
     events: list[RunEvent] = []
     energy: dict[str, EnergyReading] = {}
@@ -239,25 +240,23 @@ def read_journal(folder: Path) -> RunHistory:
         if kind == _ENERGY:
             energy = {key: EnergyReading.from_json(record[key]) for key in ("devices", "hosts")}
         elif kind == "step":
-            steps[record["step"]] = check_record(record, StepMetrics, where, _VERSIONS)
+            steps.put(check_record(record, StepMetrics, where, _VERSIONS))
         elif kind == "held_out":
             held_out[record["step"]] = HeldOutEvaluation.model_validate(record)
         else:
             events.append(RunEvent.model_validate(record))
         if kind in _GO_BACK:  # what was computed after these weights is forgotten
-            lost = [steps.pop(one) for one in list(steps) if one > record["step"]]
-            for step in lost:
-                account.lost[_AGAIN] += step.seconds
+            lost = steps.cut(record["step"])
+            account.lost[_AGAIN] += sum(lost)
             repeated += len(lost)
             held_out = {step: one for step, one in held_out.items() if step <= record["step"]}
-    kept = tuple(steps[step] for step in sorted(steps))
     return RunHistory(
-        steps=kept,
+        steps=steps,
         held_out=tuple(held_out[step] for step in sorted(held_out)),
         events=tuple(events),
         repeated_steps=repeated,
         half_written_lines=len(half_written),
-        goodput=account.close(sum(step.seconds for step in kept)),
+        goodput=account.close(float(sum(steps.column("seconds")))),
         energy=energy,
     )
 
