@@ -5,12 +5,13 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from components.run.records import StepMetrics
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _COLUMNS = (
     "step",
@@ -42,8 +43,10 @@ class StepTable:
         row["mtp_loss"] = None if row["mtp_loss"] == _NONE else row["mtp_loss"]
         return StepMetrics.model_construct(kind="step", **row)
 
-    def column(self, name: str) -> npt.NDArray[np.float64]:
+    def column(self, name: str) -> "npt.NDArray[np.float64]":
         """View one figure of all steps, without a copy but for moved tokens."""
+        import numpy as np  # the host of a job reads runs and may lack it
+
         view = np.frombuffer(self.values).reshape(-1, _WIDTH)[:, _COLUMNS.index(name)]
         return view + self.tokens_before if name == "tokens" and self.tokens_before else view
 
