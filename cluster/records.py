@@ -8,9 +8,10 @@ The ranks tell the rest of the story. A job outlives them, and knows why they en
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from components.run.folder import RunFolder
 from components.run.history import stream_lines
 from components.run.records import check_record
 
-_FIRST_RANK = re.compile(rb"^ *0: ", re.MULTILINE)
+_LABEL = re.compile(rb"^ *(\d{1,9}): ", re.MULTILINE)  # srun's, before each line of a rank
 _HEAD_BYTES = 1 << 16
 _VERSIONS = "the record and this program must be of the same version"
 
@@ -94,27 +95,41 @@ def remove_logs(jobs: Jobs) -> None:
     """Remove logs of ranks, but for the last two jobs, first nodes and nodes that failed.
 
     On Slurm a job leaves a file for each of its nodes, named after the host. Where the
-    scheduler has other names for the nodes, the first node's is the file with lines of rank 0.
+    scheduler has another name for the node, the ranks of its lines tell which node it is.
     """
+    per_node = cache(lambda: read_recipe(jobs.folder.recipe).cluster.devices_per_node)
     kept: dict[str, set[str]] = {}
     names: dict[str, set[str]] = {}
+    places: dict[str, set[int]] = {}  # of failed nodes, among those that had ranks
     for one in jobs.chain().attempts:
-        nodes = (*one.nodes[:1], *one.failed_nodes, *one.bad_nodes)
-        kept.setdefault(one.job, set()).update(node.partition(".")[0] for node in nodes)
-        names.setdefault(one.job, set()).update(node.partition(".")[0] for node in one.nodes)
-    earlier = list(kept)[:-2]
-    for file in (jobs.folder.path / "ranks").glob("*-*.log"):
+        nodes, failed, bad = map(_short_names, (one.nodes, one.failed_nodes, one.bad_nodes))
+        launched = [node for node in nodes if node not in bad or node in failed]
+        kept.setdefault(one.job, set()).update(nodes[:1], failed, bad)
+        names.setdefault(one.job, set()).update(nodes)
+        failed_places = (place for place, node in enumerate(launched) if node in failed)
+        places.setdefault(one.job, set()).update(failed_places)
+    earlier, folder = list(kept)[:-2], jobs.folder.path / "ranks"
+    # The log of a node's preflight has no ranks in it: the other log, removed later, tells.
+    for file in sorted(folder.glob("*-*.log"), key=lambda log: "-preflight" not in log.stem):
         job, _, node = file.stem.replace("-preflight", "").partition("-")
         if job in earlier and node not in kept[job]:
-            with suppress(OSError, ValueError):
-                if node in names[job] or not _has_first_rank(file):
+            with suppress(OSError, ValueError, RecipeError):
+                ranks = set() if node in names[job] else _ranks_in(folder / f"{job}-{node}.log")
+                has_failed = places[job] and any(x // per_node() in places[job] for x in ranks)
+                if not has_failed and 0 not in ranks:
                     file.unlink()
 
 
-def _has_first_rank(log: Path) -> bool:
-    """Return whether a log begins with lines that are labelled as of rank 0."""
+def _short_names(nodes: Sequence[str]) -> list[str]:
+    return [node.partition(".")[0] for node in nodes]
+
+
+def _ranks_in(log: Path) -> set[int]:
+    """Return the ranks with which the first lines of a log are labeled."""
+    if not log.exists():
+        return set()
     with open_regular(log) as stream:
-        return _FIRST_RANK.search(stream.read(_HEAD_BYTES)) is not None
+        return set(map(int, _LABEL.findall(stream.read(_HEAD_BYTES))))
 
 
 def saved_tokens(folder: RunFolder) -> int:

@@ -17,7 +17,7 @@ from components.config.key_groups import TITLES, KeyGroup, without_profile
 from components.config.schema.recipe import Recipe, read_recipe
 from components.data.manifest import FILE_NAME
 from components.errors import RecipeError
-from components.json_file import without_nan
+from components.json_file import dump_json
 from components.run.folder import RunFolder, existing_run_folder
 from components.run.history import run_lines
 from components.run.provenance import Software, describe_software
@@ -146,7 +146,7 @@ def print_differences(
 ) -> None:
     """Print a table for each group that has differences, then the verdict and the notes."""
     if output == "json":
-        tell(json.dumps(without_nan({**as_json(found), "notes": notes})[0]))
+        tell(dump_json({**as_json(found), "notes": notes}))
         return
     out = console(width=160)
     for group, title in TITLES.items():

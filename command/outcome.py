@@ -5,7 +5,6 @@ file, without environment variables: somebody will send it to somebody.
 """
 
 import errno
-import json
 import os
 import platform
 import re
@@ -24,7 +23,7 @@ from io import IOBase
 from pathlib import Path
 
 from components.errors import RecipeError
-from components.json_file import without_nan
+from components.json_file import dump_json
 from components.terminal import say, tell
 
 PACKAGES = ("torch", "lightning", "deepspeed", "hydra-core", "pydantic", "numpy")
@@ -83,7 +82,7 @@ def print_result(output: str, tree: object, show: Callable[[], None]) -> None:
     Numbers that are not finite are null.
     """
     if output == "json":
-        tell(json.dumps(without_nan(tree)[0], allow_nan=False))
+        tell(dump_json(tree))
     else:
         show()
 

@@ -1,4 +1,4 @@
-"""Read JSON from any source: the size is bounded, and every fault gives one message.
+"""Read JSON from any source within bounds, and write JSON that every reader accepts.
 
 A run folder can come from elsewhere. A file in it may be a pipe, larger than memory, truncated,
 or nested too deeply; the reader gets a mapping or a :class:`RecipeError`.
@@ -96,6 +96,11 @@ def parse_json(raw: bytes, *, finite: bool) -> Any:
     if level:
         raise ValueError(f"is nested deeper than {DEEPEST}")
     return tree
+
+
+def dump_json(tree: Any, **options: Any) -> str:
+    """Write a tree as JSON, with null where a number is not finite; ``options`` as json's."""
+    return json.dumps(without_nan(tree)[0], allow_nan=False, **options)
 
 
 def strict(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from benchmarks.peaks import main as measure_peaks
 from benchmarks.training import guards as guarded
 from benchmarks.training.checkpoints import Weights, make_saver, save_once
 from command.arguments import ROOT
+from components.child_process import python_environment
 
 Found = dict[str, Any]
 MESSAGE_CHARACTERS = 2_000
@@ -32,7 +33,7 @@ def run_tests(places: Sequence[str]) -> Found:
         report = Path(folder) / "tests.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *places]
         # Workers are many, and each starts programs: one thread each, as `make test` has it.
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment = python_environment(os.environ | {"OMP_NUM_THREADS": "1"})
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, env=environment
         )

@@ -25,6 +25,7 @@ from benchmarks.entry import enter
 from benchmarks.gpu.cases import CPU, FILE, Found, GpuCase, cases_of, read_cases
 from benchmarks.kept import RESULTS
 from command.arguments import ROOT
+from components.child_process import python_environment
 from components.data.files import replace_atomically
 from components.errors import RecipeError
 
@@ -70,7 +71,12 @@ def run_apart(
         command = [sys.executable, "-m", "benchmarks.gpu.one", case.name, str(file), *passed]
         with log.open("wb") as said:
             process = subprocess.Popen(
-                command, cwd=ROOT, stdout=said, stderr=said, start_new_session=True
+                command,
+                cwd=ROOT,
+                env=python_environment(),
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
             )
             try:
                 status = process.wait(seconds)
@@ -118,7 +124,9 @@ def minutes_of(options: Mapping[str, str]) -> float:
 def device_here() -> Found:
     """Ask another process which device there is: this one must hold none of its memory."""
     command = [sys.executable, "-m", "benchmarks.gpu.one", "device"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=python_environment(), capture_output=True, text=True, check=True
+    )
     device: Found = json.loads(done.stdout.splitlines()[-1])
     return device
 

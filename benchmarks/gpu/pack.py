@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 
 from benchmarks.entry import enter
 from command.arguments import ROOT
+from components.child_process import python_environment
 from components.errors import RecipeError
 
 NAMES = ROOT / "requirements" / "gpu.txt"
@@ -81,7 +82,9 @@ def collect(packages: list[Requirement], folder: Path, python: str) -> None:
         ["wheel", "-w", str(folder), *sources],
         ["download", "-d", str(folder), *tags, *wheels],
     ):
-        subprocess.run([*pip, words[0], "--no-deps", *words[1:]], check=True)
+        subprocess.run(
+            [*pip, words[0], "--no-deps", *words[1:]], env=python_environment(), check=True
+        )
 
 
 def tree_bytes() -> int:

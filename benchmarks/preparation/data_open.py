@@ -25,6 +25,7 @@ from rich.table import Table
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, circumstances
 from benchmarks.machine import apart, peak_added_bytes
+from components.child_process import python_environment
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
 from components.data.mixture import windows_per_source
 from components.data.order import Phase, SampleOrder
@@ -127,7 +128,9 @@ def open_theirs(python: str, documents: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as home:
         prefix = str(Path(home) / "corpus")
         sizes = (str(documents), str(DOCUMENT_TOKENS))
-        subprocess.run([sys.executable, "-c", WRITE, prefix, *sizes], check=True)
+        subprocess.run(
+            [sys.executable, "-c", WRITE, prefix, *sizes], env=python_environment(), check=True
+        )
         task = {
             "prefix": prefix,
             "cache": str(Path(home) / "cache"),
@@ -138,6 +141,7 @@ def open_theirs(python: str, documents: int) -> dict[str, float]:
         }
         run = subprocess.run(
             [python, "-c", THERE],
+            env=python_environment(),
             input=json.dumps(task),
             text=True,
             check=True,

@@ -28,6 +28,7 @@ from benchmarks.kept import RESULTS, circumstances
 from benchmarks.preparation import data_prep_ours as ours
 from benchmarks.preparation.planted import plant, write_texts
 from benchmarks.preparation.real_text import NoPackagesError, real_text
+from components.child_process import python_environment
 from components.convert.tokenizer import convert_sentencepiece
 
 RESULT = RESULTS / "data_prep.json"
@@ -130,7 +131,9 @@ def _apart(*words: object) -> dict[str, Any]:
         "benchmarks.preparation.data_prep_measure",
         *map(str, words),
     ]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        program, env=python_environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2_000:]
     measurement: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return measurement

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.entry import enter
+from components.child_process import python_environment
 from components.data.megatron import read_index, write_index
 from components.data.token_file import write_token_file
 from components.terminal import console
@@ -54,7 +55,12 @@ def there(python: str, **task: object) -> str:
     """Do one task with megatron-core."""
     command = [python, "-c", THERE]
     run = subprocess.run(
-        command, input=json.dumps(task), text=True, check=True, stdout=subprocess.PIPE
+        command,
+        env=python_environment(),
+        input=json.dumps(task),
+        text=True,
+        check=True,
+        stdout=subprocess.PIPE,
     )
     return run.stdout
 

@@ -22,6 +22,7 @@ from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, circumstances
 from benchmarks.machine import resident_bytes
 from benchmarks.speed.wanted import MOST_LOSS_MEMORY, MOST_LOSS_TIME
+from components.child_process import python_environment
 from components.model.loss import penalized_cross_entropy
 
 RESULT = RESULTS / "loss.json"
@@ -66,7 +67,9 @@ def measure_here(way: str, dim: int) -> Measurement:
 def measure_apart(way: str, dim: int) -> Measurement:
     """Take one pass in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.training.loss", str(dim), way]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        command, env=python_environment(), capture_output=True, text=True, check=True
+    )
     measurement: Measurement = json.loads(result.stdout)
     return measurement
 

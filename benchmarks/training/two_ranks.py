@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 
 from benchmarks.training.link import ProcessPlace
+from components.child_process import python_environment
 
 RANKS = 2
 Seconds = dict[str, list[float]]
@@ -31,7 +32,7 @@ def measure_ranks(
         ranks = [
             subprocess.Popen(
                 [*place.words, sys.executable, "-m", script, str(rank), folder, *asked],
-                env=os.environ | dict(place.environment),
+                env=python_environment(os.environ | dict(place.environment)),
             )
             for rank, place in enumerate(places)
         ]

@@ -32,6 +32,7 @@ from benchmarks.speed.wanted import MOST_FIRST_SECONDS, MOST_LOADING, MOST_OUTSI
 from command.actions.prepare import prepare_data
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
+from components.child_process import python_environment
 from components.engine.mesh_engine import MeshEngine
 from components.run.folder import create_run_folder
 from components.terminal import console
@@ -110,15 +111,16 @@ def steady(words: list[str], home: Path) -> dict[str, Any]:
 
 def to_the_first_step(words: list[str], home: Path) -> dict[str, Any]:
     """Start the command some times, on data that are prepared already."""
+    environment = python_environment()
     firsts, imports = [], []
     for number in range(STARTS):
         run = home / f"start-{number}"
         command = [sys.executable, "run.py", *own_words(words, 2, home), f"run={run}"]
         began = time.time()
-        subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+        subprocess.run(command, check=True, cwd=ROOT, env=environment, capture_output=True)
         firsts.append(steps_of(run)[0]["time"] - began)
         began = time.time()
-        subprocess.run([sys.executable, "-c", IMPORTS], check=True, cwd=ROOT)
+        subprocess.run([sys.executable, "-c", IMPORTS], check=True, cwd=ROOT, env=environment)
         imports.append(time.time() - began)
     return {"first_step_seconds": firsts, "imports_seconds": imports}
 
@@ -137,7 +139,9 @@ def compiled_beside_eager(words: list[str], home: Path) -> dict[str, Any]:
             own = (*own_words(words, ROUND_STEPS, home), f"parallelism.compile={kind}")
             began = time.time()
             command = [sys.executable, "run.py", *own, f"run={run}"]
-            subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+            subprocess.run(
+                command, check=True, cwd=ROOT, env=python_environment(), capture_output=True
+            )
             steps = steps_of(run)
             kept.append(
                 statistics.median(one["tokens_per_second"] for one in steps[WARM_STEPS:])

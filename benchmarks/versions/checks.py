@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from benchmarks.kept import ROOT
 from benchmarks.versions.environments import TorchEnvironment
+from components.child_process import python_environment
 from components.run.history import read_lines
 from components.terminal import say
 
@@ -124,7 +125,7 @@ def _call(
     return subprocess.run(
         [environment.program, *words],
         cwd=home,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=python_environment(os.environ | {"OMP_NUM_THREADS": "1"}),
         capture_output=True,
         text=True,
         check=False,

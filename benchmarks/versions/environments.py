@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from benchmarks.kept import ROOT
+from components.child_process import python_environment
 from components.errors import RecipeError
 from components.versions import LOCKED, TORCH_RELEASES
 
@@ -79,7 +80,9 @@ def build(environment: TorchEnvironment) -> None:
         problem = f"there is no python{environment.python} here"
         raise RecipeError("versions", problem, "install it, or put its folder on PATH")
     shutil.rmtree(environment.folder, ignore_errors=True)
-    subprocess.run([python, "-m", "venv", str(environment.folder)], check=True)
+    subprocess.run(
+        [python, "-m", "venv", str(environment.folder)], env=python_environment(), check=True
+    )
     locked = ("--require-hashes", "--no-deps")
     _install(environment, *locked, *_files(*LOCKS))
     _install(environment, f"torch=={environment.torch}")
@@ -90,7 +93,7 @@ def build(environment: TorchEnvironment) -> None:
 def _install(environment: TorchEnvironment, *words: str) -> None:
     subprocess.run(
         [environment.program, "-m", "pip", "install", "--quiet", *words],
-        env=os.environ | {"DS_BUILD_OPS": "0"},
+        env=python_environment(os.environ | {"DS_BUILD_OPS": "0"}),
         check=True,
     )
 

@@ -22,6 +22,7 @@ from benchmarks.kept import RESULTS, Row, here_and_now, keep_rows, read_rows
 from benchmarks.versions.checks import STEPS, go_on, losses_of, prove, test, train
 from benchmarks.versions.environments import REFERENCE, TorchEnvironment, build, chosen
 from benchmarks.versions.page import holds, write_page
+from components.child_process import python_environment
 from components.terminal import say
 
 RESULT = RESULTS / "versions.json"
@@ -103,7 +104,11 @@ def builds(environment: TorchEnvironment) -> dict[str, str]:
     """Describe which Python and which build of torch an environment has."""
     asked = "import platform, torch; print(platform.python_version(), torch.__version__)"
     done = subprocess.run(
-        [environment.program, "-c", asked], capture_output=True, text=True, check=True
+        [environment.program, "-c", asked],
+        env=python_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return dict(zip(("python", "torch"), done.stdout.split(), strict=True))
 

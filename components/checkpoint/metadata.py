@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from components.errors import RecipeError
-from components.json_file import read_mapping
+from components.json_file import dump_json, read_mapping, without_nan
 from components.run.records import Finite, Natural, RunRecord, check_record
 
 FORMAT = 1
@@ -96,7 +96,7 @@ class Marker:
     kind: Kind
     fingerprint: str
     progress: RunProgress
-    held_out_loss: float | None  # in nats a token; none may be taken at a step
+    held_out_loss: float | None  # in nats a token; null if none was taken, or not finite
     files: Files
     fresh_optimizer: bool = False  # who goes on from here begins with moments of 0
 
@@ -109,10 +109,10 @@ class Marker:
         return sum(one.length for sections in self.files.values() for one in sections)
 
     def dump(self) -> str:
-        tree = {"format": FORMAT, **asdict(self)}
+        tree = without_nan({"format": FORMAT, **asdict(self)})[0]
         if not self.fresh_optimizer:
             del tree["fresh_optimizer"]  # what earlier programs read, they still do
-        return json.dumps(tree | {"sha256": _digest(tree)}, indent=1) + "\n"
+        return dump_json(tree | {"sha256": _digest(tree)}, indent=1) + "\n"
 
 
 def name_of(kind: Kind, tokens: int) -> str:

@@ -70,12 +70,15 @@ class Comparison:
 
     @property
     def problems(self) -> list[str]:
-        """Describe what does not hold, with the parameter's or the microbatch's name."""
+        """Describe what does not hold, with the parameter's or the microbatch's name.
+
+        Differences that are NaN are left out where a loss that is not finite explains them.
+        """
         return [*self.lacking] + [
             f"{kind} of {part.where}, rank {part.rank}: differs by {part.difference:.2e}, "
             f"allowed is {part.tolerance:.0e}"
             for kind, part in self.parts.items()
-            if not part.holds
+            if not (part.holds or (self.lacking and math.isnan(part.difference)))
         ]
 
 
@@ -94,7 +97,8 @@ def read_records(folder: Path, ranks: int) -> list[RankRecord]:
     """Load what the ranks of one run wrote."""
     records = []
     for rank in range(ranks):
-        tree = json.loads((folder / f"rank-{rank:05d}.json").read_text("utf-8"))
+        text = (folder / f"rank-{rank:05d}.json").read_text("utf-8")
+        tree = json.loads(text.replace("null", "NaN"))  # a number that is not finite
         losses = [{int(key): loss for key, loss in step.items()} for step in tree.pop("losses")]
         tensors = load_file(folder / f"rank-{rank:05d}.safetensors")
         records.append(RankRecord(rank=rank, losses=losses, tensors=tensors, **tree))
@@ -117,7 +121,7 @@ def compare(
         gradient_norm=_worst(norms, allowed),
         gradient=_compare_tensors(reference, records, "gradient", allowed),
         weight=_compare_tensors(reference, records, "weight", tolerances.weight),
-        lacking=tuple(_lacking(reference, records)),
+        lacking=tuple(_diverged(reference, records) or _lacking(reference, records)),
     )
 
 
@@ -173,6 +177,21 @@ def _compare_tensors(
         and expected.shape == value.shape
     ]
     return _worst(found, allowed)
+
+
+def _diverged(reference: RankRecord, records: Sequence[RankRecord]) -> list[str]:
+    """Name the first step on the first side whose figures are not finite."""
+    sides = {"one process": reference, **{f"rank {x.rank}": x for x in records}}
+    found = [
+        f"{name}: the loss or gradient norm of step {step} is not finite: the run diverged, "
+        "and nothing can be compared"
+        for name, side in sides.items()
+        for step, (losses, norm) in enumerate(
+            zip(side.losses, side.gradient_norms, strict=False), 1
+        )
+        if not all(map(math.isfinite, (norm, *losses.values())))
+    ]
+    return found[:1]
 
 
 def _lacking(reference: RankRecord, records: Sequence[RankRecord]) -> Iterator[str]:

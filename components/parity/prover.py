@@ -160,9 +160,10 @@ def judged_in(recipe: Recipe) -> str:
 
 
 def in_precision(recipe: Recipe, precision: str) -> Recipe:
-    """Compute, accumulate and reduce in one dtype."""
+    """Compute, accumulate and reduce in one dtype, and take every step whatever it gives."""
     tree = recipe.model_dump(mode="json")
     tree["precision"] |= dict.fromkeys(("compute", "accumulate", "reduce"), precision)
+    tree["guard"] |= dict.fromkeys(("non_finite", "loss_spike", "gradient_norm_spike"), "none")
     return check_recipe(tree)
 
 

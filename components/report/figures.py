@@ -7,12 +7,15 @@ dark and print. Names stay as they are: `pages.embedded` escapes the text of a f
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 
 from components.report.held_out import AS_MIXTURE, PLAIN_MEAN, loss_rows
 from components.report.measurements import MEAN
 from components.report.outcome import ReportEntry, Tree
-from components.run.records import HeldOutEvaluation, StepMetrics
+from components.run.records import HeldOutEvaluation
+from components.run.step_table import StepTable
 
 _COLOURS = ("#3b7dc4", "#d9652b", "#2f9e78", "#b05cae", "#b8912a", "#5aa9cf", "#c4506b")
 # Of several runs each has, beside its colour, a mark (plotly's name, a character) and a dash.
@@ -24,7 +27,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _MOST_IN_LEGEND = 8  # runs
 _NEUTRAL = "#8b929c"
 _TRAINING = ", training"  # after a run's name
-_MOST_POINTS = 2000  # more than a screen has columns only make the file large
+MOST_POINTS = 2000  # more than a screen has columns only make the file large
 
 
 def colour(index: int) -> str:
@@ -174,15 +177,15 @@ def step_figure(entries: Sequence[ReportEntry], field: str, exponents: str = "e"
     return figure
 
 
-def _series(steps: Sequence[StepMetrics], field: str) -> tuple[list[int], list[float | None]]:
-    values: list[float] = [getattr(step, field) for step in steps]
-    kept = thinned(values, _MOST_POINTS)
+def _series(steps: StepTable, field: str) -> tuple[list[int], list[float | None]]:
+    values = steps.column(field)
+    kept = thinned(values, MOST_POINTS)
     # JSON has no NaN; plotly leaves a gap at null.
-    shown = [values[i] if math.isfinite(values[i]) else None for i in kept]
+    shown = [float(values[i]) if math.isfinite(values[i]) else None for i in kept]
     return [steps[i].tokens for i in kept], shown
 
 
-def thinned(values: Sequence[float], most_points: int) -> list[int]:
+def thinned(values: Sequence[float] | npt.NDArray[np.float64], most_points: int) -> list[int]:
     """Choose the indices to draw: the lowest and highest of each of equal stretches.
 
     Spikes stay visible at any length; so does the first value of a stretch that is no number.

@@ -143,6 +143,8 @@ def render(
         "links": links or {},
         "marks": [(figures.colour(i), figures.mark(i)) for i in range(len(entries))],
         "charts": _charts(entries, sweep, tree),
+        "stretches": figures.MOST_POINTS // 2,
+        "thinned": any(len(e.run.journal.steps) > figures.MOST_POINTS for e in entries),
         "tree": tree,
         "sweep": sweep,
         "differences": differences,

@@ -1,11 +1,11 @@
 """A plan as one self-contained HTML file: cards, tables, timeline and memory chart."""
 
-import json
 from pathlib import Path
 
 import plotly.graph_objects as go
 
 from components.config.schema.types import thaw
+from components.json_file import dump_json
 from components.planner.job import label
 from components.planner.result import PlannedMemory, PlanResult
 from components.planner.search_result import GIB
@@ -67,7 +67,7 @@ def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Pat
             "missing": Grid(columns=("missing", "what was done", "the way out"), rows=missing),
             "ranks": _ranks_sheet(timeline) if timeline else None,
         },
-        "exact": json.dumps(plan.as_json(), indent=2, ensure_ascii=False),
+        "exact": dump_json(plan.as_json(), indent=2, ensure_ascii=False),
     }
     return write_page(set_page("plan_page.html.j2", parts), destination)
 

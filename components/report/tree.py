@@ -16,9 +16,10 @@ from components.report.outcome import ReportEntry, load_entries
 from components.report.page import TreeParts, own_pages, render
 from components.report.pages import check_destination, embedded, write_page
 from components.report.tables import Grid
-from components.run.records import HeldOutEvaluation, RunEvent, StepMetrics
+from components.run.records import HeldOutEvaluation, RunEvent
+from components.run.step_table import StepTable
 
-Counted = TypeVar("Counted", StepMetrics, HeldOutEvaluation, RunEvent)
+Counted = TypeVar("Counted", HeldOutEvaluation, RunEvent)
 _SYMBOLS = {"run": "circle", "merge": "diamond", "evaluate": "star", "export": "square"}
 
 
@@ -71,7 +72,7 @@ def _moved(entry: ReportEntry, tokens: int) -> ReportEntry:
     journal = entry.run.journal
     moved = replace(
         journal,
-        steps=_later(journal.steps, tokens),
+        steps=StepTable(journal.steps.values, tokens),
         held_out=_later(journal.held_out, tokens),
         events=_later(journal.events, tokens),
     )

@@ -4,7 +4,6 @@ An event is written at once and synced: what a guard did must be known even if t
 away in the next second. Measurements are in ``metrics.jsonl``.
 """
 
-import json
 import os
 import socket
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from components.errors import RecipeError
+from components.json_file import dump_json
 from components.run.disk import Patience
 from components.run.history import FILES, lines_from_end
 
@@ -114,12 +114,14 @@ class EventLog:
 def append_line(file: Path, record: Mapping[str, Any], *, sync: bool) -> None:
     """Append one JSON line in one write; a line that a kill left half written is closed first.
 
+    A number that is not finite is null there.
+
     With ``sync`` it is on the disk when this returns.
 
     Raises:
         OSError: there is no room for all of it, or another reason of the file system.
     """
-    line = json.dumps(record).encode() + b"\n"
+    line = dump_json(record).encode() + b"\n"
     with file.open("ab+", buffering=0) as stream:
         if stream.seek(0, os.SEEK_END):
             stream.seek(-1, os.SEEK_END)

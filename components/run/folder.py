@@ -27,7 +27,6 @@ results.json       how it ended; absent while it runs and if it was killed
 report.html        all of the above for a person
 """
 
-import json
 import re
 from contextlib import suppress
 from datetime import datetime
@@ -39,7 +38,7 @@ from components.config.suggestions import nearest
 from components.config.user_overrides import differences, leaves
 from components.data.files import write_atomically
 from components.errors import RecipeError
-from components.json_file import read_mapping
+from components.json_file import dump_json, read_mapping
 from components.run.ownership import check_links, seal_of, sign
 from components.run.records import DataRecord, Ending, R, read_record
 from components.terminal import is_utf8
@@ -91,9 +90,9 @@ class RunFolder:
         self.write_json("recipe.json", recipe.model_dump(mode="json"))
 
     def write_json(self, name: str, tree: dict[str, Any]) -> None:
-        """Write beside, then rename: a reader never sees half a file."""
+        """Write beside, then rename: a reader never sees half a file. NaN becomes null."""
         file = self.path / name
-        write_atomically(file, json.dumps(tree, indent=1, allow_nan=False) + "\n")
+        write_atomically(file, dump_json(tree, indent=1) + "\n")
         if name in SEALED:
             sign(file)
 

@@ -6,6 +6,7 @@ ask. A run goes on from a checkpoint, or goes back to one, and computes steps tw
 history that led to the last weights, and the rest is counted.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from components.run.records import (
     StepMetrics,
     check_record,
 )
+from components.run.step_table import StepTable
 
 MOST_LINE_BYTES, BLOCK_BYTES = 4 << 20, 1 << 20
 FILES = ("metrics.jsonl", "journal.jsonl")
@@ -35,6 +37,7 @@ _GO_BACK = (*_BEGINS, "roll_back")
 # No process of the run tells them: of a lost job, or of what a user did, much later.
 _FROM_OUTSIDE = ("job_end", "exclusion", "rewind", "branch", "merge")
 MEASURED_UNTIL = "measured_until"  # in the evidence of a start or resume
+_MEASURED = ("step", "held_out")  # their null is a number that is not finite
 _ENERGY = "energy"  # a sum so far, which took no time of its own
 _CAUSES = {
     **dict.fromkeys((*_BEGINS, _PREFLIGHT), "starting"),
@@ -166,7 +169,21 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
         record = parse_json(raw, finite=False)
     except ValueError:  # maybe half a character
         return None
-    return record if isinstance(record, dict) else None
+    if not isinstance(record, dict):
+        return None
+    is_measured = b"null" in raw and record.get("kind") in _MEASURED
+    return _with_nan(record) if is_measured else record
+
+
+def _with_nan(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Put NaN where a measurement has null, which was written for what is not finite."""
+    counts = {"step", "tokens"}
+    return {
+        key: _with_nan(value) if type(value) is dict
+        else math.nan if value is None and key not in counts
+        else value
+        for key, value in record.items()
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +209,7 @@ class Goodput:
 class RunHistory:
     """What happened, in the order of the steps; events in the order of time."""
 
-    steps: tuple[StepMetrics, ...]
+    steps: StepTable
     held_out: tuple[HeldOutEvaluation, ...]
     events: tuple[RunEvent, ...]
     repeated_steps: int
@@ -212,7 +229,7 @@ def read_journal(folder: Path) -> RunHistory:
     """
     half_written: list[str] = []
     account = _Account()
-    steps: dict[int, StepMetrics] = {}  # by step: one that is repeated replaces itself
+    steps = StepTable()
     held_out: dict[int, HeldOutEvaluation] = {}
     events: list[RunEvent] = []
     energy: dict[str, EnergyReading] = {}
@@ -223,25 +240,23 @@ def read_journal(folder: Path) -> RunHistory:
         if kind == _ENERGY:
             energy = {key: EnergyReading.from_json(record[key]) for key in ("devices", "hosts")}
         elif kind == "step":
-            steps[record["step"]] = check_record(record, StepMetrics, where, _VERSIONS)
+            steps.put(check_record(record, StepMetrics, where, _VERSIONS))
         elif kind == "held_out":
             held_out[record["step"]] = HeldOutEvaluation.model_validate(record)
         else:
             events.append(RunEvent.model_validate(record))
         if kind in _GO_BACK:  # what was computed after these weights is forgotten
-            lost = [steps.pop(one) for one in list(steps) if one > record["step"]]
-            for step in lost:
-                account.lost[_AGAIN] += step.seconds
+            lost = steps.cut(record["step"])
+            account.lost[_AGAIN] += sum(lost)
             repeated += len(lost)
             held_out = {step: one for step, one in held_out.items() if step <= record["step"]}
-    kept = tuple(steps[step] for step in sorted(steps))
     return RunHistory(
-        steps=kept,
+        steps=steps,
         held_out=tuple(held_out[step] for step in sorted(held_out)),
         events=tuple(events),
         repeated_steps=repeated,
         half_written_lines=len(half_written),
-        goodput=account.close(sum(step.seconds for step in kept)),
+        goodput=account.close(float(sum(steps.column("seconds")))),
         energy=energy,
     )
 

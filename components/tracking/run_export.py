@@ -6,6 +6,7 @@ Of a step that was taken twice, after a restart or a roll-back, the last counts,
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from heapq import merge
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +46,15 @@ class RunExport:
     status: str  # "unfinished" while it trains and if it was killed
     recipe: Mapping[str, Any]
     facts: Mapping[str, str]  # in words: which run this is
-    rows: tuple[MetricsRow, ...]  # in the order of time, which is that of the steps
+    ended: float  # the time of the last row
+    journal: RunHistory
+
+    @property
+    def rows(self) -> Iterator[MetricsRow]:
+        """Make the rows one by one, in the order of time, which is that of the steps."""
+        return merge(
+            _step_rows(self.journal), _held_out_rows(self.journal), key=lambda row: row.time
+        )
 
 
 def tell(folder: Path) -> RunExport:
@@ -55,9 +64,10 @@ def tell(folder: Path) -> RunExport:
         RecipeError: it is no run folder, a file of it cannot be read, or it has not begun.
     """
     run = load_run(folder)
-    recipe, events = run.recipe, run.journal.events
-    rows = tuple(sorted(_rows(run.journal), key=lambda row: row.time))
-    if not rows or not events:
+    recipe, events, held_out = run.recipe, run.journal.events, run.journal.held_out
+    last_steps = [run.journal.steps[-1]] if run.journal.steps else []
+    times = [one.time for one in (*last_steps, *held_out[-1:])]
+    if not times or not events:
         remedy = f"let it take a step: {command_line(f'resume={folder}')}"
         raise RecipeError("run", f"{folder} has measured nothing yet", remedy)
     began, fingerprint = events[0].time, str(run.derived.get("fingerprint"))
@@ -77,14 +87,18 @@ def tell(folder: Path) -> RunExport:
         status=status,
         recipe=recipe,
         facts=facts,
-        rows=rows,
+        ended=max(times),
+        journal=run.journal,
     )
 
 
-def _rows(journal: RunHistory) -> Iterator[MetricsRow]:
+def _step_rows(journal: RunHistory) -> Iterator[MetricsRow]:
     for step in journal.steps:
         figures = step.model_dump(exclude={"kind", "step", "time"}, exclude_none=True)
         yield MetricsRow(step.step, step.time, figures)
+
+
+def _held_out_rows(journal: RunHistory) -> Iterator[MetricsRow]:
     for one in journal.held_out:
         losses = {f"held_out_by_source/{name}": loss for name, loss in one.by_source.items()}
         if one.weighted_loss is not None:  # earlier versions had none

@@ -8,7 +8,7 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from components.config.schema.monitoring import Mlflow
@@ -50,7 +50,7 @@ def _send(client: Any, told: RunExport, section: Mlflow) -> str:
     key = run.info.run_id
     _send_recipe(client, run, told)
     until = float(run.data.tags.get(SENT, "-inf"))
-    for metrics, last in _batches([row for row in told.rows if row.time > until]):
+    for metrics, last in _batches(row for row in told.rows if row.time > until):
         # In the same request: where it breaks off, it is sent again, and MLflow knows it.
         client.log_batch(key, metrics=metrics, tags=[RunTag(SENT, repr(last))])
     for name, text in told.facts.items():
@@ -59,7 +59,7 @@ def _send(client: Any, told: RunExport, section: Mlflow) -> str:
     if state == "RUNNING":
         client.update_run(key, status=state)
     else:
-        client.set_terminated(key, state, end_time=_milliseconds(told.rows[-1].time))
+        client.set_terminated(key, state, end_time=_milliseconds(told.ended))
     return str(key)
 
 
@@ -96,7 +96,7 @@ def _name(key: str) -> str:
     return _REFUSED.sub("_", key)
 
 
-def _batches(rows: Sequence[MetricsRow]) -> Iterator[tuple[list[Any], float]]:
+def _batches(rows: Iterable[MetricsRow]) -> Iterator[tuple[list[Any], float]]:
     """Group rows into requests, with the time of their last row; no row is parted."""
     from mlflow.entities import Metric
 

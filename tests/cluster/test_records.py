@@ -7,6 +7,8 @@ import pytest
 
 from cluster.chain_events import EndedEvent, QueuedEvent, RefusedEvent, SubmitEvent
 from cluster.records import Jobs, now, remove_logs, saved_tokens
+from command.arguments import read_point
+from command.compose import compose_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from tests.cluster.jobs import began, ended, submitted
@@ -181,6 +183,34 @@ def test_of_earlier_jobs_the_logs_of_first_and_failed_nodes_are_kept(jobs: Jobs)
     assert {name for name in left if name.startswith("7_1")} == first
     assert len(left) == 6 + 2 * 9 + 2
     assert jobs.chain().attempts[0].failed_nodes == ("n4.hsn",)
+
+
+def test_logs_of_failed_nodes_are_kept_under_any_name_of_their_hosts(jobs: Jobs) -> None:
+    """A node that failed its preflight has no ranks, so that the ranks move by one node."""
+    ranks, nodes = jobs.folder.path / "ranks", tuple(f"node{number}" for number in range(5))
+    recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=full"]))
+    jobs.folder.write_recipe(recipe)
+    per_node = recipe.cluster.devices_per_node
+    assert per_node > 1
+    ranks.mkdir()
+    for job in ("7_1", "7_2", "7_3"):
+        record = began(jobs, job, nodes=nodes)
+        left_out, failed = nodes[1:2], nodes[3:4]
+        jobs.note(
+            EndedEvent(
+                at=now(), job=job, attempt=record.attempt, tokens=0, ended="failed",
+                bad_nodes=(*left_out, *failed), failed_nodes=failed,
+            )
+        )  # fmt: skip
+        for place, host in enumerate("acde"):  # of nodes 0, 2, 3 and 4
+            label = f"{place * per_node + (per_node - 1 if place else 0):4}"
+            (ranks / f"{job}-host-{host}.log").write_text(f"{label}: here\n{label}: 1: there\n")
+            (ranks / f"{job}-preflight-host-{host}.log").write_text("0: not a rank\n")
+    remove_logs(jobs)
+    expected = {f"7_1-{part}host-{host}.log" for part in ("", "preflight-") for host in "ad"}
+    assert {one.name for one in ranks.glob("7_1*")} == expected
+    remove_logs(jobs)
+    assert {one.name for one in ranks.glob("7_1*")} == expected
 
 
 def test_the_log_of_the_first_node_is_kept_under_any_name_of_its_host(jobs: Jobs) -> None:

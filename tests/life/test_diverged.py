@@ -10,6 +10,7 @@ import pytest
 
 from command.outcome import Status
 from components.checkpoint.metadata import kept_tokens
+from components.run.history import read_journal
 from tests.life.conftest import TINY, Program, act, entries
 from tests.life.test_tasks import CHOICE, DOCS, ENDING
 
@@ -44,6 +45,30 @@ def test_the_best_checkpoint_stays_when_later_losses_are_no_numbers(diverged: Pa
     assert [math.isfinite(loss) for loss in losses.values()] == [True, True, True, False, False]
     best = min((512, 1_024), key=losses.__getitem__)
     assert kept_tokens(diverged / "checkpoints") == [best, 2_048]
+
+
+def test_every_json_file_of_a_diverged_run_is_valid_json(diverged: Path) -> None:
+    whole = [*diverged.rglob("*.json")]
+    lines = [
+        line for file in diverged.rglob("*.jsonl") for line in file.read_text().splitlines()
+    ]
+    assert len(whole) > 5
+    assert any('"loss": null' in line for line in lines)
+    for text in (*(file.read_text() for file in whole), *lines):
+        json.loads(text, parse_constant=refuse)
+
+
+def test_a_run_of_an_earlier_version_with_nan_in_its_lines_reads_the_same(
+    diverged: Path, tmp_path: Path
+) -> None:
+    lines = (diverged / "metrics.jsonl").read_text().splitlines(keepends=True)
+    text = "".join(line.replace(": null", ": NaN") for line in lines if "joules" not in line)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    before, after = (
+        [step.loss for step in read_journal(folder).steps] for folder in (tmp_path, diverged)
+    )
+    assert [math.isfinite(loss) for loss in after] == [True, True, False, False]
+    assert [*map(str, before)] == [*map(str, after)]
 
 
 def test_an_evaluation_is_valid_json_with_null_for_what_is_no_number(

@@ -42,6 +42,18 @@ def test_a_layout_of_a_recipe_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_recipe_that_diverges_does_not_hold_and_the_message_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = (*SMALL, "layouts=[{data: 2}]", "optimizer.lr=1e30", "output=json")
+    assert main(["action=parity", *words]) == Status.DOES_NOT_HOLD
+    out, err = capsys.readouterr()
+    (problem,) = json.loads(out, parse_constant=pytest.fail)["problems"]
+    assert "is not finite: the run diverged" in problem
+    assert "Traceback" not in err
+
+
+@pytest.mark.long
 def test_deepspeed_holds_against_our_engine(capsys: pytest.CaptureFixture[str]) -> None:
     # Learned positions too: what they return is no tensor, which ZeRO 3 has to be told.
     layout = "layouts=[{data: 2, engine: deepspeed, zero: 3}]"

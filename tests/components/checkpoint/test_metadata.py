@@ -1,5 +1,8 @@
 """The marker comes back as it was written, or not at all."""
 
+import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,6 +16,7 @@ from components.checkpoint.metadata import (
     FileSection,
     Marker,
     RunProgress,
+    _digest,
     complete_checkpoints,
     newest_checkpoint,
     read_marker,
@@ -37,6 +41,24 @@ def write(folder: Path, text: bytes) -> Path:
 def test_a_marker_comes_back_as_it_was(tmp_path: Path) -> None:
     assert read_marker(write(tmp_path, A_MARKER.dump().encode())) == A_MARKER
     assert (A_MARKER.name, A_MARKER.bytes) == ("tokens-000000000000030", 7)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_marker_with_a_loss_that_is_not_finite_is_valid_json(
+    tmp_path: Path, loss: float
+) -> None:
+    text = replace(A_MARKER, held_out_loss=loss).dump()
+    assert json.loads(text, parse_constant=pytest.fail)["held_out_loss"] is None
+    assert read_marker(write(tmp_path, text.encode())).held_out_loss is None
+
+
+def test_a_marker_of_an_earlier_version_may_hold_nan(tmp_path: Path) -> None:
+    tree = json.loads(A_MARKER.dump()) | {"held_out_loss": math.nan}
+    del tree["sha256"]
+    text = json.dumps(tree | {"sha256": _digest(tree)}, indent=1)
+    loss = read_marker(write(tmp_path, text.encode())).held_out_loss
+    assert loss is not None
+    assert math.isnan(loss)
 
 
 @given(st.data())

@@ -20,6 +20,7 @@ from components.parity.compare import (
     compare_losses,
     read_records,
 )
+from components.run.folder import RunFolder
 
 Change = dict[str, Any]
 
@@ -218,6 +219,29 @@ def test_nothing_to_compare_does_not_hold() -> None:
     assert not comparison.gradient.holds
     assert comparison.gradient.where == "nothing that both sides have"
     assert math.isnan(compare_losses(one_process(), records).difference)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_loss_that_is_not_finite_gives_one_message(at: int) -> None:
+    reference, records = one_process(), two_ranks()
+    for side in (reference, records[0])[at:]:
+        side.losses[1][8] = math.nan
+    comparison = compare(reference, records)
+    who = ("one process", "rank 0")[at]
+    assert not comparison.holds
+    assert comparison.problems == [
+        f"{who}: the loss or gradient norm of step 2 is not finite: the run diverged, and "
+        "nothing can be compared"
+    ]
+
+
+def test_a_loss_that_is_not_finite_is_null_in_a_record(tmp_path: Path) -> None:
+    save_file(tensors(), tmp_path / "rank-00000.safetensors")
+    tree = {"losses": [{"0": math.inf}], "gradient_norms": [math.nan], "rates": [0.1]}
+    RunFolder(tmp_path).write_json("rank-00000.json", tree)
+    (found,) = read_records(tmp_path, 1)
+    assert math.isnan(found.losses[0][0])
+    assert math.isnan(found.gradient_norms[0])
 
 
 def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:

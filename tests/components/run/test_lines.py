@@ -4,6 +4,7 @@ A file is read from its end, or bisected, with the same result as from its begin
 """
 
 import json
+import math
 import os
 from itertools import islice
 from pathlib import Path
@@ -55,6 +56,19 @@ def read_run(run: Path) -> tuple[list[Line], int]:
 def test_half_lines_are_left_out_wherever_they_stand(tmp_path: Path) -> None:
     file = write(tmp_path / "metrics.jsonl", step(1), HALF, step(2), "", '"a text"', step(3))
     assert [line["step"] for line in read_lines(file)] == [1, 2, 3]
+
+
+def test_null_for_a_measured_number_is_read_as_one_that_is_not_finite(tmp_path: Path) -> None:
+    held_out = {"loss": None, "weighted_loss": None, "by_source": {"de": None, "en": 2.0}}
+    lines = [step(1, loss=None), {**step(2), "kind": "held_out", **held_out}]
+    energy = {"joules": None, "counted_seconds": 0.0, "passed_seconds": 0.0}
+    lines.append({"kind": "energy", "time": 3.0, "devices": energy, "hosts": energy})
+    first, second, third = read_lines(write(tmp_path / "metrics.jsonl", *lines))
+    assert [math.isnan(first["loss"]), math.isnan(second["loss"])] == [True, True]
+    assert math.isnan(second["weighted_loss"])
+    assert math.isnan(second["by_source"]["de"])
+    assert second["by_source"]["en"] == 2.0
+    assert third["devices"]["joules"] is None
 
 
 def test_both_files_are_one_story_in_the_order_of_time(tmp_path: Path) -> None:

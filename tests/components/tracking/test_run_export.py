@@ -1,5 +1,6 @@
 """What is told of a run: all that was measured, once, under one id."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,16 @@ import pytest
 from components.errors import RecipeError
 from components.tracking.run_export import RunExport, tell
 from tests.components.report.conftest import mark_line
-from tests.components.tracking.runs import AGAIN, START, STEPS, Points, points_of, write_run
+from tests.components.tracking.runs import (
+    AGAIN,
+    START,
+    STEPS,
+    Points,
+    held_out_line,
+    points_of,
+    step_line,
+    write_run,
+)
 
 
 def told_points(told: RunExport) -> Points:
@@ -19,6 +29,17 @@ def test_every_figure_of_every_line_is_told(tmp_path: Path) -> None:
     assert told_points(told) == points_of([*START, *STEPS])
     assert [row.time for row in told.rows] == [1, 2, 3, 4, 5, 6]
     assert (told.name, told.status, told.began) == ("run", "finished", 0.0)
+
+
+def test_trackers_get_nan_where_a_line_has_null(tmp_path: Path) -> None:
+    held_out = held_out_line(2) | {"loss": None, "by_source": {"eu": None}}
+    lines = [*START, step_line(1) | {"loss": None}, held_out]
+    told = tell(write_run(tmp_path / "run", lines))
+    by_step = {row.step: row.values for row in told.rows}
+    assert math.isnan(by_step[1]["loss"])
+    assert math.isnan(by_step[2]["held_out_unweighted"])
+    assert math.isnan(by_step[2]["held_out_by_source/eu"])
+    assert (told.began, told.ended) == (0.0, 3.0)
 
 
 def test_of_steps_taken_twice_the_last_are_told_in_their_order(tmp_path: Path) -> None:
