@@ -242,10 +242,11 @@ class PieceReader(FileSystemReader):
         for name, tensor in sorted(expected.items()):
             shape = tuple(tensor.shape)
             if (entry := self.entries.get(name)) is None:
-                raise of_another_model(self._folder, f"it lacks {name!r} {shape}")
+                raise of_another_model(self._folder, f"it lacks {name} {shape}")
             size, dtype = tuple(entry.size), entry.properties.dtype
             if size != shape or dtype.is_floating_point != tensor.is_floating_point():
-                difference = f"{name!r} is {size} {dtype} there, {shape} {tensor.dtype} here"
+                there, here = (size, shape) if size != shape else (dtype, tensor.dtype)
+                difference = f"{name} is {there} there, {here} here"
                 raise of_another_model(self._folder, difference)
 
     def read_metadata(self, *args: object, **kwargs: object) -> stored.Metadata:

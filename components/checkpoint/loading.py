@@ -182,5 +182,5 @@ def load_checkpoint(
     unread = {name for name in found if master_of(name.removeprefix(WEIGHTS)) in found}
     unread |= {name for name in found if fresh and name.startswith(MOMENTS)}
     if left := sorted((set(found) - unread).difference(*together(lambda: taken))):
-        raise of_another_model(checkpoint, f"it has {left[0]!r}, {len(left)} such in all")
+        raise of_another_model(checkpoint, f"it has {left[0]}, {len(left)} such in all")
     return marker.progress

@@ -75,9 +75,9 @@ def test_numbers_that_no_checkpoint_has_are_damage(dtype: torch.dtype, tmp_path:
 @pytest.mark.parametrize(
     ("held", "problem"),
     [
-        ({"other\n": (WHOLE, [0, 0])}, r"it lacks 'w' \(4, 6\)"),
-        ({"w": (WHOLE.T, [0, 0])}, r"'w' is \(6, 4\) .* there, \(4, 6\)"),
-        ({"w": (WHOLE.int(), [0, 0])}, r"torch\.int32 there, .* torch\.float32 here"),
+        ({"other\n": (WHOLE, [0, 0])}, r"it lacks w \(4, 6\)"),
+        ({"w": (WHOLE.T, [0, 0])}, r"w is \(6, 4\) there, \(4, 6\)"),
+        ({"w": (WHOLE.int(), [0, 0])}, r"torch\.int32 there, torch\.float32 here"),
     ],
 )
 def test_a_tensor_of_another_kind_is_not_filled(
