@@ -129,12 +129,20 @@ def prepare_streams() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_PlainFormatter("%(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logging.setLogRecordFactory(_PlainRecord)
     warnings.formatwarning = _plain_warning
 
 
 class _PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
+
+
+class _PlainRecord(logging.LogRecord):
+    """A record whose message is clean for the handlers of libraries, too."""
+
+    def getMessage(self) -> str:  # noqa: N802 (the name that logging calls)
+        return printable(super().getMessage())
 
 
 def _plain_warning(*told: Any, **options: Any) -> str:

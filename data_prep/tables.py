@@ -35,7 +35,7 @@ CARDS = ("README.md", ".huggingface.yaml")  # in which a folder describes itself
 MOST_CARD_BYTES = 1 << 20
 # Readers for tables of texts; others unpack archives or open files that rows name.
 READERS = frozenset({"arrow", "cache", "csv", "json", "parquet", "text"})
-ARCHIVES = (".zip", ".tar", ".7z", ".rar", ".tgz")
+ARCHIVES = frozenset({"zip", "tar", "7z", "rar"})
 
 
 def _check_column(column: str, columns: Sequence[str], name: str, where: str) -> None:
@@ -88,8 +88,9 @@ class ParquetFile(LocalFile):
                 yield {field.name: field.type for field in schema}, counted(batches)
         except RecipeError:
             raise
-        except (OSError, ValueError, pyarrow.ArrowException) as error:
-            problem = f"is damaged behind row {done:,}: {error}"
+        except (OSError, ValueError, MemoryError, pyarrow.ArrowException) as error:
+            reason = str(error) or "it asks for more memory than there is"
+            problem = f"is damaged behind row {done:,}: {reason}"
             raise self._error(problem, "copy it again") from error
 
     def _open(self, file: BinaryIO) -> tuple[Any, Iterator[Any]]:
@@ -98,7 +99,7 @@ class ParquetFile(LocalFile):
         options: Any = {"page_checksum_verification": True}
         table = pyarrow.parquet.ParquetFile(file, **options)
         schema = table.schema_arrow
-        if self.column in schema.names:
+        if any(field.name == self.column and _is_text(field.type) for field in schema):
             # A dictionary stays a dictionary: its values may be large and repeat in each row.
             options["read_dictionary"] = [self.column]
             table = pyarrow.parquet.ParquetFile(file, **options)
@@ -268,7 +269,12 @@ def _texts(tree: object) -> Iterator[str]:
 
 
 def _check_files(builder: Any, folder: Path) -> None:
-    """Raise a ValueError unless all files are tables in the folder or on the hub."""
+    """Raise a ValueError unless all files are tables in the folder or on the hub.
+
+    The library unpacks an archive whatever its name is, so its content decides.
+    """
+    from datasets.utils.extract import Extractor
+
     reader = type(builder).__module__.rpartition(".")[2]
     if reader not in READERS:
         raise ValueError(f"holds no tables of texts: the library takes it for {reader}")
@@ -276,6 +282,6 @@ def _check_files(builder: Any, folder: Path) -> None:
     inside = f"{folder.resolve()}/" if is_here else "hf://datasets/"
     for files in (builder.config.data_files or {}).values():
         for file in map(str, files):
-            packed = is_here and file.endswith(ARCHIVES)
+            packed = is_here and Extractor.infer_extractor_format(file) in ARCHIVES
             if not file.startswith(inside) or "::" in file or packed:
                 raise ValueError(f"names {file}, which is no table in it")

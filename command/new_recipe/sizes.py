@@ -20,10 +20,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from components.config.shape import ModelShape, divisors
 from components.config.user_overrides import leaves
 from components.errors import RecipeError
 
+FETCH = "fetch the folder again, or name another one"
 Tree = dict[str, Any]
 
 TOKENS_PER_PARAMETER, MOST_EPOCHS = 20, 4
@@ -97,8 +100,16 @@ def size_budget(model: Mapping[str, Any], *, text_tokens: int | None, longest: i
     """Size the run of a model that is given; without a text, as if there were enough.
 
     A token meets the ``active`` parameters, so they count.
+
+    Raises:
+        RecipeError: a size is out of range.
     """
-    counted = ModelShape.model_validate(model)
+    try:
+        counted = ModelShape.model_validate(model)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(map(str, ("model", *first["loc"])))
+        raise RecipeError(path, f"{first['input']!r}: {first['msg']}", FETCH) from None
     wanted = TOKENS_PER_PARAMETER * counted.active_parameters
     text_tokens = text_tokens or wanted
     length = _length(min(wanted, MOST_EPOCHS * text_tokens), longest)

@@ -7,10 +7,12 @@ origin goes by the tensor's name, another one has its offsets behind it, ``name@
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +27,7 @@ from torch.futures import Future
 
 from components.checkpoint.metadata import damaged
 from components.distributed.node_tree import NodeTree
+from components.errors import RecipeError
 
 # https://github.com/huggingface/safetensors#format
 _DTYPES = {
@@ -39,6 +42,8 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_BY_NAME = {name: dtype for dtype, name in _DTYPES.items()}
+_MOST_DIMENSIONS = 8
 _HEADER_ALIGNMENT = 8  # bytes, so that float64 numbers can be mapped where they lie
 _MARK = "@"
 _NOT_AS_WRITTEN = (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError)
@@ -147,7 +152,7 @@ class TensorPiece(NamedTuple):
     key: str
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
-    dtype: str
+    dtype: torch.dtype
 
 
 def read_pieces(checkpoint: Path, files: Iterable[str]) -> list[TensorPiece]:
@@ -165,7 +170,9 @@ def read_pieces(checkpoint: Path, files: Iterable[str]) -> list[TensorPiece]:
                     part = file.get_slice(key)
                     begin = tuple(offsets[key]["saved_offsets"])
                     whole, _, _ = key.partition(_MARK)
-                    shape, dtype = tuple(part.get_shape()), part.get_dtype()
+                    shape, dtype = tuple(part.get_shape()), _BY_NAME[part.get_dtype()]
+                    if any(type(offset) is not int for offset in begin):
+                        raise TypeError(f"the offsets of {key!r} are no whole numbers")
                     pieces.append(TensorPiece(whole, name, key, begin, shape, dtype))
         except _NOT_AS_WRITTEN as error:
             problem = f"is no safetensors file of a checkpoint: {error}"
@@ -173,26 +180,74 @@ def read_pieces(checkpoint: Path, files: Iterable[str]) -> list[TensorPiece]:
     return pieces
 
 
+def _join(parts: Sequence[TensorPiece]) -> torch.Size | None:
+    """Return the size of the tensor that the parts tile exactly, or None if there is none.
+
+    Boxes tile a box exactly when their corners, with signs, add up to its corners.
+    """
+    dimensions = {length for part in parts for length in (len(part.offsets), len(part.shape))}
+    if len(dimensions) > 1 or max(dimensions) > _MOST_DIMENSIONS:
+        return None
+    ends = [tuple(map(sum, zip(part.offsets, part.shape, strict=True))) for part in parts]
+    size = tuple(map(max, zip(*ends, strict=True)))
+    corners: Counter[tuple[int, ...]] = Counter()
+    boxes = [(part.offsets, end, 1) for part, end in zip(parts, ends, strict=True)]
+    for begin, end, weight in [*boxes, ((0,) * len(size), size, -1)]:
+        for far in product((False, True), repeat=len(size)):
+            corner = (ends[is_far] for *ends, is_far in zip(begin, end, far, strict=True))
+            corners[tuple(corner)] += weight * (-1) ** sum(far)
+    return None if any(corners.values()) else torch.Size(size)
+
+
+def of_another_model(checkpoint: Path, difference: str) -> RecipeError:
+    """Make the error of a checkpoint that does not fit what is to be filled."""
+    problem = f"is of another model or optimizer: {difference}"
+    remedy = "resume with the recipe that wrote it"
+    others = "action=export and model.init_from take weights alone"
+    return RecipeError(str(checkpoint), problem, f"{remedy}; {others}")
+
+
 class PieceReader(FileSystemReader):
     """Serve torch's loading from pieces that were listed before, by all ranks in shares."""
 
     def __init__(self, checkpoint: Path, pieces: Sequence[TensorPiece]) -> None:
+        """Take what `read_pieces` listed.
+
+        Raises:
+            DamagedCheckpointError: pieces of a tensor overlap, leave a gap or differ in dtype.
+        """
         super().__init__(checkpoint)
         self._folder = checkpoint
         self._pieces: dict[stored.MetadataIndex, TensorPiece] = {}
         self.entries: dict[str, stored.TensorStorageMetadata] = {}
-        dtypes = {name: dtype for dtype, name in _DTYPES.items()}
-        for one in pieces:
-            offsets, shape = torch.Size(one.offsets), torch.Size(one.shape)
-            self._pieces[stored.MetadataIndex(one.name, offsets)] = one
-            if one.name not in self.entries:
-                properties = stored.TensorProperties(dtypes[one.dtype])
-                nothing = torch.Size([0] * len(shape))
-                self.entries[one.name] = stored.TensorStorageMetadata(properties, nothing, [])
-            entry = self.entries[one.name]
-            entry.chunks.append(stored.ChunkStorageMetadata(offsets, shape))
-            ends = map(sum, zip(offsets, shape, strict=True))
-            entry.size = torch.Size(map(max, entry.size, ends))
+        by_name = attrgetter("name")
+        for name, group in groupby(sorted(pieces, key=by_name), by_name):
+            parts = list(group)
+            if len({part.dtype for part in parts}) > 1 or (size := _join(parts)) is None:
+                problem = f"the pieces of {name!r} do not make up a tensor"
+                raise damaged(checkpoint / parts[0].file, problem)
+            properties = stored.TensorProperties(parts[0].dtype)
+            self.entries[name] = entry = stored.TensorStorageMetadata(properties, size, [])
+            for part in parts:
+                offsets, shape = torch.Size(part.offsets), torch.Size(part.shape)
+                self._pieces[stored.MetadataIndex(name, offsets)] = part
+                entry.chunks.append(stored.ChunkStorageMetadata(offsets, shape))
+
+    def check_tensors(self, expected: Mapping[str, Tensor]) -> None:
+        """Compare names, shapes and kinds of numbers with the tensors to fill.
+
+        Raises:
+            RecipeError: the checkpoint is of another model or optimizer.
+        """
+        for name, tensor in sorted(expected.items()):
+            shape = tuple(tensor.shape)
+            if (entry := self.entries.get(name)) is None:
+                raise of_another_model(self._folder, f"it lacks {name} {shape}")
+            size, dtype = tuple(entry.size), entry.properties.dtype
+            if size != shape or dtype.is_floating_point != tensor.is_floating_point():
+                there, here = (size, shape) if size != shape else (dtype, tensor.dtype)
+                difference = f"{name} is {there} there, {here} here"
+                raise of_another_model(self._folder, difference)
 
     def read_metadata(self, *args: object, **kwargs: object) -> stored.Metadata:
         return stored.Metadata(dict(self.entries), storage_data=self._pieces)

@@ -1,7 +1,7 @@
 """Going on from the newest checkpoint that is whole, whatever layout or engine wrote it."""
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from components.checkpoint import metadata
-from components.checkpoint.layout import PieceReader, read_pieces
+from components.checkpoint.layout import PieceReader, of_another_model, read_pieces
 from components.checkpoint.metadata import DamagedCheckpointError, Marker, RunProgress
 from components.checkpoint.saving import MOMENTS, WEIGHTS, State, master_of
 from components.checkpoint.sections import check_sections
@@ -172,7 +172,7 @@ def load_checkpoint(
     taken: set[str] = set()
 
     def read(tensors: dict[str, Tensor]) -> None:
-        together(lambda: _check_alike(checkpoint, tensors, found))
+        together(lambda: reader.check_tensors(tensors))
         taken.update(tensors)
         load(tensors, storage_reader=reader)
 
@@ -182,23 +182,5 @@ def load_checkpoint(
     unread = {name for name in found if master_of(name.removeprefix(WEIGHTS)) in found}
     unread |= {name for name in found if fresh and name.startswith(MOMENTS)}
     if left := sorted((set(found) - unread).difference(*together(lambda: taken))):
-        raise _of_another_model(checkpoint, f"it has {left[0]}, {len(left)} such in all")
+        raise of_another_model(checkpoint, f"it has {left[0]}, {len(left)} such in all")
     return marker.progress
-
-
-def _check_alike(
-    checkpoint: Path, expected: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]]
-) -> None:
-    for name, tensor in sorted(expected.items()):
-        shape = tuple(tensor.shape)
-        if name not in found:
-            raise _of_another_model(checkpoint, f"it lacks {name} {shape}")
-        if found[name] != shape:
-            raise _of_another_model(checkpoint, f"{name} is {found[name]} there, {shape} here")
-
-
-def _of_another_model(checkpoint: Path, difference: str) -> RecipeError:
-    problem = f"is of another model or optimizer: {difference}"
-    remedy = "resume with the recipe that wrote it"
-    others = "action=export and model.init_from take weights alone"
-    return RecipeError(str(checkpoint), problem, f"{remedy}; {others}")

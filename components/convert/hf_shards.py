@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file as save_privately
 from torch import Tensor
 
+from components.convert.links import check_values
 from components.data.files import check_regular
 from components.errors import RecipeError
 from components.json_file import read_mapping
@@ -81,7 +82,8 @@ class ShardReader(ExitStack):
 
     def read(self, name: str) -> Tensor:
         with self._explained(name) as file:
-            return cast("Tensor", file.get_tensor(name))
+            tensor = cast("Tensor", file.get_tensor(name))
+        return check_values(tensor, f"{self._folder / self._places[name]}: {name!r}")
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape from the file's header alone."""

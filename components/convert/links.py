@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 
 from components.convert.features import Features
+from components.errors import RecipeError
 
 FURTHER = "mtp."  # begins our names of what predicts further tokens
+_LONGEST = 200  # characters of such a name
 _NAMED = 6  # names in one message; the rest are counted
+_WIDE = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+_FLOATS = {*_WIDE, torch.float8_e4m3fn, torch.float8_e5m2}
 Turn = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
@@ -156,10 +160,23 @@ def megatron_block(ours: str, theirs: str, features: Features) -> Iterator[Tenso
     yield from module(f"{ours}.mlp.down", f"{theirs}.mlp.dense_4h_to_h")
 
 
+def check_values(tensor: Tensor, where: str) -> Tensor:
+    """Return a tensor that holds plain numbers, or raise a RecipeError.
+
+    Quantized weights mean nothing without their scales. Sparse and meta tensors are not copied.
+    """
+    is_plain = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
+    if tensor.dtype not in _FLOATS or not is_plain:
+        problem = f"holds {tensor.dtype} on {tensor.device.type}, {tensor.layout}"
+        raise RecipeError(where, problem, "name weights of floating-point numbers")
+    return tensor
+
+
 def name_some(names: Sequence[str]) -> str:
     """List the first names and count the rest, for a message."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    named = (name[:_LONGEST] for name in names[:_NAMED])
+    return ", ".join(name if name.isprintable() else repr(name) for name in named) + more
 
 
 def name_differences(missing: Sequence[str], unknown: Sequence[str]) -> str:

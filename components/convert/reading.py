@@ -46,7 +46,8 @@ def load_weights(checkpoint: Path, marker: Marker, section: Mapping[str, Any]) -
 
 
 def read_alone(tensors: dict[str, Tensor], reader: PieceReader) -> None:
-    """Fill tensors from a checkpoint in one process."""
+    """Fill tensors from a checkpoint in one process, or raise a RecipeError if it differs."""
+    reader.check_tensors(tensors)
     with warnings.catch_warnings():
         alone = "torch.distributed is disabled"
         warnings.filterwarnings("ignore", message=alone)  # meant: an export is one process

@@ -11,7 +11,6 @@ import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
@@ -44,16 +43,17 @@ class UniversalReader:
             # Only torch's older format, which is no zip file, cannot be mapped.
             mapped = zipfile.is_zipfile(file)
             held = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-        except (OSError, EOFError, RuntimeError, UnpicklingError) as error:
-            reason = str(error).partition("\n")[0]
+        except Exception as error:  # torch raises almost anything where the file is no pickle
+            # Torch's own text would advise to unpickle the file without its guard.
+            reason = getattr(error, "strerror", None) or "it is damaged or holds code"
             remedy = "convert the checkpoint again; files are read as weights only"
-            raise RecipeError(str(file), f"cannot be read: {reason}", remedy) from None
+            raise RecipeError(str(file), f"cannot be read: {reason}", remedy) from error
         tensor = held.get(_KEY) if isinstance(held, dict) else None
         if not isinstance(tensor, Tensor):
             # Without tensor parallelism ZeRO 3 is converted to vectors that lost their shapes.
             remedy = "convert a checkpoint of ZeRO 0 to 2, as those of pipelines are"
             raise RecipeError(str(file), f"holds no tensor under {_KEY!r}", remedy)
-        return tensor
+        return links.check_values(tensor, str(file))
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.read(name).shape)

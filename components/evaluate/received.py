@@ -5,6 +5,7 @@ as safetensors, and the tokenizer with its special pieces.
 """
 
 import json
+import logging
 import math
 import tempfile
 from collections.abc import Iterator
@@ -36,10 +37,12 @@ _TOKENIZER_KEYS = (
 )
 
 
-def _read_sizes(folder: Path) -> tuple[list[str], int]:
-    """Return the weight files and the number of parameters in them."""
+def _read_sizes(folder: Path) -> tuple[list[str], int, int]:
+    """Return the weight files, and the numbers of tensors and of parameters in them."""
     with ShardReader(folder) as shards:
-        return shards.files(), sum(math.prod(shards.shape(name)) for name in shards.names())
+        names = shards.names()
+        stored = sum(math.prod(shards.shape(name)) for name in names)
+        return shards.files(), len(names), stored
 
 
 @contextmanager
@@ -57,11 +60,11 @@ def staged_folder(folder: Path) -> Iterator[Path]:
             raise RecipeError(f"{folder / FILE}: {key}", problem, "remove the key from a copy")
     known = {key: config[key] for key in config if key not in UNREAD or key in _ALSO}
     known["dtype"] = config.get("dtype") or config.get("torch_dtype") or "float32"
-    files, stored = _read_sizes(folder)
+    files, tensors, stored = _read_sizes(folder)
     for key, size in known.items():
         is_size = isinstance(size, int) and not any(word in key for word in _NOT_SIZES)
-        if is_size and size > stored:
-            problem = f"{size:,}, but the weights hold {stored:,} numbers"
+        if is_size and size > (tensors if "layer" in key else stored):
+            problem = f"{size:,}, but the weights hold {stored:,} in {tensors:,} tensors"
             raise RecipeError(f"{folder / FILE}: {key}", problem, FETCH)
     if count_pieces(folder) is None:
         raise RecipeError(str(folder), f"there is no {TOKENIZER}", FETCH)
@@ -89,11 +92,12 @@ def read_received(folder: Path, dtype: Any, source: Path) -> tuple[Any, Any]:
 
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     load: Any = AutoModelForCausalLM  # it has no types
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # its report is in colors
     try:
         with torch.device("meta"):  # sizes first: nothing is allocated
             outline = load.from_config(AutoConfig.from_pretrained(folder))
         needed = sum(weight.numel() for weight in outline.parameters())
-        _, stored = _read_sizes(folder)
+        *_, stored = _read_sizes(folder)
         if needed > stored:
             raise ValueError(f"config.json needs {needed:,} weights, the files hold {stored:,}")
         model, report = load.from_pretrained(

@@ -182,6 +182,10 @@ from components.terminal import prepare_streams
 prepare_streams()
 prepare_streams()
 logging.getLogger("x").warning("%s", {HOSTILE!r})
+library = logging.getLogger("library")
+library.addHandler(logging.StreamHandler())
+library.propagate = False
+library.warning("%s", {HOSTILE!r})
 warnings.warn({HOSTILE!r}, stacklevel=1)
 """
 
@@ -192,7 +196,7 @@ def test_log_records_and_warnings_are_clean_and_come_once(tmp_path: Path) -> Non
     )
     assert not any(one in done.stderr for one in ACTING)
     assert done.stderr.startswith(f"{SHOWN}\n")
-    assert done.stderr.count(SHOWN) == 2
+    assert done.stderr.count(SHOWN) == 3
 
 
 def test_streams_that_are_no_files_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

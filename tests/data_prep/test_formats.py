@@ -175,6 +175,18 @@ def test_a_row_without_a_text_is_refused_in_every_kind_of_column(tmp_path, kind)
         texts(path)
 
 
+END = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    "content", [b"ARROW1\0\0ARROW1", b"\xff" * 7 + b"\x7f" + END, b"\xff" * 8 + END, b"A"]
+)
+def test_an_arrow_file_that_asks_for_too_much_memory_is_refused(tmp_path, content):
+    (tmp_path / "a.arrow").write_bytes(content)
+    with pytest.raises(RecipeError, match=r"a\.arrow is damaged behind row 0: ."):
+        texts(tmp_path / "a.arrow")
+
+
 @pytest.mark.parametrize("write", [arrow, arrow_file])
 @pytest.mark.parametrize("keep", [0.999, 0.5, 0.1, 0.0])
 def test_an_arrow_file_that_is_cut_short_is_refused(tmp_path, write, keep):
@@ -268,6 +280,11 @@ def test_the_fields_of_records_that_hold_text_are_listed(tmp_path):
         ),
         ({"text": [1, 2]}, r"mine\.column: .*a\.parquet holds no strings in 'text', but int64"),
         ({"text": [b"x"]}, r"mine\.column: .* holds no strings in 'text', but binary"),
+        (
+            {"text": [["a"]]},
+            r"mine\.column: .*holds no strings in 'text', but list<",
+        ),
+        ({"text": [{"a": "b"}]}, r"mine\.column: .*holds no strings in 'text', but struct<"),
         ({"text": ["x", None]}, r"mine\.files: .*a\.parquet row 2 has no text"),
         ({"text": [" ", ""]}, r"mine\.files: .*a\.parquet holds no text"),
         ({"text": pa.array([], pa.string())}, r"mine\.files: .*a\.parquet holds no text"),

@@ -1,6 +1,7 @@
 import json
 import os
 import socket
+import tarfile
 import zipfile
 from contextlib import suppress
 
@@ -219,6 +220,23 @@ def test_files_that_values_name_are_not_opened(
     else:
         with pytest.raises(RecipeError, match="no texts in the column 'picture'"):
             texts(source)
+
+
+@pytest.mark.parametrize("mode", ["zip", "w", "w:gz"])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_an_archive_is_not_unpacked_whatever_its_name_is(mode, streaming, folder, tmp_path):
+    file = folder / "train.jsonl"
+    if mode == "zip":
+        with zipfile.ZipFile(file, "w") as packed:
+            packed.writestr("x.jsonl", '{"text": "x"}')
+    else:
+        row = tmp_path / "x.jsonl"
+        row.write_text('{"text": "x"}')
+        with tarfile.open(file, mode) as packed:
+            packed.add(row, "x.jsonl")
+    with pytest.raises(RecipeError, match=r"train\.jsonl, which is no table in it"):
+        texts(opened(folder, streaming=streaming))
+    assert not (tmp_path / "cache/downloads/extracted").exists()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from stat import S_IMODE
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from components.convert.hf_shards import INDEX, SINGLE, ShardReader, write_shards
@@ -71,6 +72,68 @@ def test_an_index_that_is_none_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / INDEX).write_text(text)
     with pytest.raises(RecipeError, match=r"index\.json: .*\n  fetch the folder again"):
         ShardReader(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.int8, torch.int32, torch.uint32, torch.uint64, torch.bool, torch.complex64),
+        *(torch.float8_e8m0fnu, torch.float4_e2m1fn_x2),
+    ],
+)
+def test_numbers_that_are_no_weights_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(16, dtype=torch.uint8).view(dtype)}, tmp_path / SINGLE)
+    with ShardReader(tmp_path) as reader, pytest.raises(RecipeError, match=f"holds {dtype}"):
+        reader.read("a")
+
+
+HEADER = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("", "{", "[]", '{"a": NaN}', '{"a":' * 200_000, '{"\\ud800": 1}'),
+        *(
+            json.dumps({"a": HEADER["a"] | {"shape": s}})
+            for s in ([3], [-2], [2.0], [2**63, 2])
+        ),
+        *(json.dumps({"a": HEADER["a"] | {"data_offsets": o}}) for o in ([0, 4], [8, 16])),
+        json.dumps({"a": HEADER["a"] | {"dtype": "F64"}}),
+        json.dumps(HEADER | {"b": HEADER["a"]}),
+        json.dumps(HEADER | {"__metadata__": {"a": [1]}}),
+    ],
+)
+def test_a_header_that_lies_is_refused(header: str, tmp_path: Path) -> None:
+    length = len(header).to_bytes(8, "little")
+    (tmp_path / SINGLE).write_bytes(length + header.encode() + bytes(8))
+    with pytest.raises(RecipeError, match=r"model\.safetensors: cannot be read"):
+        ShardReader(tmp_path)
+
+
+@pytest.mark.parametrize("length", [2, 3, 1 << 30, 2**63, 2**64 - 1])
+def test_the_length_of_a_header_is_checked(length: int, tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes(length.to_bytes(8, "little") + b"{")
+    with pytest.raises(RecipeError, match=r"model\.safetensors: cannot be read"):
+        ShardReader(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["", ".", "..", "/etc/passwd", "a\0b", "\ud800", "a" * 300, 3])
+def test_an_index_names_files_of_the_folder_alone(file: object, tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(RecipeError), ShardReader(tmp_path) as reader:
+        reader.shape("a")
+
+
+@pytest.mark.parametrize("target", [None, "/dev/zero", "gone"])
+def test_a_shard_that_is_no_file_is_not_waited_for(target: str | None, tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "x"}}))
+    if target is None:
+        os.mkfifo(tmp_path / "x")
+    else:
+        (tmp_path / "x").symlink_to(target)
+    with ShardReader(tmp_path) as reader, pytest.raises(RecipeError, match="/x: "):
+        reader.read("a")
 
 
 def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
 """A universal checkpoint of DeepSpeed gives the model that ``transformers`` computes."""
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from command.arguments import read_point
 from command.compose import compose_recipe
@@ -238,7 +240,7 @@ class Foreign:
 
 def test_an_object_that_is_no_tensor_is_never_unpickled(folder: Path) -> None:
     edit(folder, "6.bias", lambda held: held | {"more": Foreign()})
-    with pytest.raises(RecipeError, match=r"6\.bias/fp32\.pt: cannot be read: Weights only"):
+    with pytest.raises(RecipeError, match=r"6\.bias/fp32\.pt: cannot be read: it is damaged"):
         read(folder, bloom())
 
 
@@ -247,6 +249,52 @@ def test_a_damaged_file_is_refused(content: bytes, folder: Path) -> None:
     (folder / "zero/6.bias/fp32.pt").write_bytes(content)
     with pytest.raises(RecipeError, match=r"6\.bias/fp32\.pt: cannot be read"):
         read(folder, bloom())
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        *(b"\x80\x02h\x05.", b"\x80\x02.", b"\x80\x02K\1Q.", b"\x80\x02}q\0]q\1K\1s."),
+        *(b"\x80\x02X\x02\0\0\0\xff\xff.", b"\x80\x02ccollections\nOrderedDict\n(K\1tR."),
+        b"\x80\x02c_codecs\nencode\nX\x01\0\0\0aX\x03\0\0\0foo\x86R.",
+        b"\x80\x02ctorch\nSize\nX\x01\0\0\0a\x85R.",
+        b"\x80\x02cos\nsystem\n.",
+    ],
+)
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_pickle_that_breaks_its_reader_is_refused(
+    pickled: bytes, is_zip: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "zero/a/fp32.pt"
+    file.parent.mkdir(parents=True)
+    torch.save({"param": torch.ones(2)}, file, _use_new_zipfile_serialization=is_zip)
+    if is_zip:
+        with ZipFile(file) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        with ZipFile(file, "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, pickled if name.endswith("data.pkl") else content)
+    else:
+        parts: list[object] = [0x1950A86A20F9469CFC6C, 1001, {}]  # as torch.serialization
+        file.write_bytes(b"".join(pickle.dumps(part, 2) for part in parts) + pickled)
+    with pytest.raises(RecipeError, match=r"cannot be read: it is damaged") as caught:
+        UniversalReader(tmp_path).read("a")
+    assert "weights_only" not in str(caught.value)  # torch would advise to run it
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        *(torch.ones(2, 2, device="meta"), torch.eye(2).to_sparse(), torch.eye(2).int()),
+        *(torch.eye(2).bool(), torch.eye(2).to(torch.complex64)),
+    ],
+    ids=str,
+)
+def test_a_tensor_without_plain_numbers_is_refused(tensor: Tensor, tmp_path: Path) -> None:
+    (tmp_path / "zero/a").mkdir(parents=True)
+    torch.save({"param": tensor}, tmp_path / "zero/a/fp32.pt")
+    with pytest.raises(RecipeError, match=r"fp32\.pt: holds torch\."):
+        UniversalReader(tmp_path).shape("a")
 
 
 def test_the_vectors_of_zero_3_are_refused(folder: Path) -> None:

@@ -92,6 +92,7 @@ def test_only_what_is_known_is_staged(folder: Path) -> None:
             "hidden_size: 1,099,511,627,776, but the weights hold 9,008",
         ),
         ({"num_hidden_layers": 1 << 40}, "num_hidden_layers: .* but the weights hold"),
+        ({"num_hidden_layers": 5_000}, "num_hidden_layers: 5,000, but .* 11 tensors"),
         ({"vocab_size": 1 << 40}, "vocab_size: .* but the weights hold"),
         ({"model_type": "someone"}, "model_type: 'someone' is none of the families"),
     ],
