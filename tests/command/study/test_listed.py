@@ -154,7 +154,8 @@ def test_points_that_are_refused_or_do_not_fit_are_told_and_the_rest_is_planned(
 def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = [write(folder, RATES), *WORDS, f"run={folder / 'runs'}"]
+    grid = {"budget.global_batch_tokens": [256, 512, 320]}
+    words = [write(folder, {**RATES, "grid": grid}), *WORDS, f"run={folder / 'runs'}"]
     begun: list[tuple[str, ...]] = []
     train = auto.run
 
@@ -170,11 +171,12 @@ def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
     assert main(["-m", *words, "output=json"]) == 0
     found = json.loads(capfd.readouterr().out)
     run = folder / "runs" / "budget.global_batch_tokens=256"
-    first, uneven = found["points"]
+    first, second, uneven = found["points"]
     assert first["measured"] == json.loads((run / "results.json").read_text())["step_seconds"]
+    assert second["measured"] > 0
     assert uneven["measured"] is None
     assert "5 sequences a step" in uneven["why"]
-    assert len(begun) == 3  # 256; 320, which is interrupted; 320, which is refused
+    assert len(begun) == 3  # 256; 512, which is interrupted; 512 again; 320 is refused before
     (script,) = (folder / "runs").glob("plotly-*.min.js")
     assert f'<script src="../{script.name}">' in (run / "report.html").read_text("utf-8")
     assert main(["action=report", *words, "file=page.html"]) == 0
