@@ -114,6 +114,18 @@ def test_the_json_object_has_what_is_promised(capsys: pytest.CaptureFixture[str]
     assert {"assumed", "missing"} <= tree.keys()
 
 
+def test_without_a_cluster_the_plan_is_of_the_home_at_full_size(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["recipe=teuken7b", "action=plan"]
+    assert perform("plan", read_point([*words, "output=json"])).status == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert (tree["cluster"], tree["scale"]) == ("juwels", "full")
+    assert tree == plan_at_home("teuken7b")
+    run(read_point(words))
+    assert capsys.readouterr().out.startswith("teuken7b on juwels, scale=full\n")
+
+
 def test_what_a_plan_counts_stands_beside_what_is_published() -> None:
     tree = plan_tree(at_home("bloom176b"))
     published, written = tree["published"], tree["bill"]["checkpoints"]
