@@ -63,13 +63,12 @@ def test_parameters_are_those_of_the_published_shape(name: str) -> None:
     assert recipe(name).derived.parameters.total == expected
 
 
-def test_the_reference_has_narrow_heads_with_norms_and_no_biases() -> None:
+def test_the_reference_has_narrow_heads_with_norms_and_biases() -> None:
     found = recipe("opensci_1b7")
     attention, ffn = 4 * 2_048**2 + 2 * 64, 3 * 2_048 * 8_192
-    layers = 24 * (attention + ffn + 2 * 2_048)
-    assert found.derived.parameters.total == layers + 2_048 + 50_304 * 2_048 == 1_713_738_752
-    # Of queries, keys, values, output and the MLP's maps, were add_bias_linear left as it is.
-    assert 24 * (4 * 2_048 + 2 * 8_192 + 2_048) == 638_976
+    biases = 4 * 2_048 + 2 * 8_192 + 2_048  # add_bias_linear
+    layers = 24 * (attention + ffn + 2 * 2_048 + biases)
+    assert found.derived.parameters.total == layers + 2_048 + 50_304 * 2_048 == 1_714_377_728
     assert found.model["attention"]["qk_norm_over"] == "each_head"
 
 

@@ -83,6 +83,7 @@ COUNTS: dict[str, tuple[Config, int]] = {
 PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "olmo2": {"norm_placement": "after", "qk_norm_over": "all_heads"},
     "qwen3": {"qk_norm_over": "each_head"},
+    "opensci": {"qk_norm_over": "each_head", "mlp": {"bias": True}},
     "apertus": {"qk_norm_over": "each_head", "mlp": {"activation": "xielu", "gated": False}},
     "qwen3_moe": {"qk_norm_over": "each_head"},
     "deepseek_v3": {},
