@@ -77,6 +77,16 @@ def test_no_number_of_a_recipe_grows(changed: dict[str, Any], scale: str) -> Non
         assert starts[0] <= starts[1]
 
 
+def test_a_part_of_a_schedule_shorter_than_the_miniatures_share_keeps_a_token() -> None:
+    phase = {"_target_": "components.optim.schedules.Constant", "warmup_tokens": 0}
+    phase |= {"warmup_from": 0.0, "value": 1.0}
+    phases = {"long": phase | {"total_tokens": 10**9}, "short": phase | {"total_tokens": 10}}
+    chain = {"schedule": "chain", "schedule.phases": phases, "budget.total_tokens": 10**9 + 10}
+    mini = compose_own({**chain, "budget.ramp_up": "none"}, "scale=mini")
+    lengths = {name: part["total_tokens"] for name, part in mini.schedule["phases"].items()}
+    assert lengths == {"long": 614_399, "short": 1}
+
+
 def test_experts_stay_experts() -> None:
     mlp = {"ffn_dim": 64, "num_experts": 4, "top_k": 3}
     small = compose_own({"model": "mula7b_a1b", "model.mlp": mlp}).model["mlp"]
