@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from components.build import build
+from components.config.phases import recipes_of
 from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
 from tests.recipes.differences import composed
@@ -51,6 +52,12 @@ OLMO2 = {  # norms of queries and keys over all heads, and 74 rows more than pie
                  "rows": 100_352},
     "olmo2_7b": {"dim": 4_096, "layers": 32, "heads": 32, "kv": 32, "ffn": 11_008,
                  "rows": 100_352},
+    "olmo2_13b": {"dim": 5_120, "layers": 40, "heads": 40, "kv": 40, "ffn": 13_824,
+                  "rows": 100_352},
+    "olmo2_32b": {"dim": 5_120, "layers": 64, "heads": 40, "kv": 8, "ffn": 27_648,
+                  "rows": 100_352},
+    "olmo3_32b": {"dim": 5_120, "layers": 64, "heads": 40, "kv": 8, "ffn": 27_648,
+                  "rows": 100_352},
 }  # fmt: skip
 
 
@@ -59,8 +66,21 @@ def test_parameters_are_those_of_the_published_shape(name: str) -> None:
     shape = SHAPES.get(name) or OLMO2[name]
     expected = llama_parameters(**shape)  # type: ignore[arg-type]  # one flag among numbers
     if name in OLMO2:
-        expected += 2 * shape["dim"] * shape["layers"]
+        expected += (shape["heads"] + shape["kv"]) * 128 * shape["layers"]
     assert recipe(name).derived.parameters.total == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "counted"),
+    [
+        ("olmo2_13b", 13_716_198_400),
+        ("olmo2_32b", 32_234_279_936),
+        ("olmo3_32b", 32_234_279_936),
+        ("olmoe_1b7b", 6_919_161_856),
+    ],
+)
+def test_the_larger_olmos_have_the_counted_parameters(name: str, counted: int) -> None:
+    assert recipe(name).derived.parameters.total == counted
 
 
 def test_the_reference_has_narrow_heads_with_norms_and_biases() -> None:
@@ -105,6 +125,10 @@ def test_cards_state_the_count_to_the_digits_that_they_have(
 RUNS = {
     "olmo2_1b": (512, 4_096, 1_907_359 + 23_842, 128),
     "olmo2_7b": (1_024, 4_096, 928_646 + 11_921, 512),
+    "olmo2_13b": (2_048, 4_096, 596_057 + 11_921, 1_024),
+    "olmo2_32b": (2_048, 4_096, 721_901 + 11_921, 1_024),
+    "olmo3_32b": (1_024, 8_192, 656_000 + 23_842 + 11_921, 1_024),
+    "olmoe_1b7b": (1_024, 4_096, 1_200_000 + 23_842, 32 * 8),
     "smollm3_3b": (192 * 3, 4_096, 4_720_000 + 20_000 + 22_000, 384),
     "eurollm_1b7": (3_072, 4_096, 317_892, 256),
     "eurollm_9b": (2_800, 4_096, 348_773, 400),
@@ -133,6 +157,10 @@ def test_batches_steps_and_devices_are_the_published_ones(name: str) -> None:
 OPTIMIZERS = {
     "olmo2_1b": (4.0e-4, 1e-8, 0.1, "all_but_embedding"),
     "olmo2_7b": (3.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "olmo2_13b": (9.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "olmo2_32b": (6.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "olmo3_32b": (6.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "olmoe_1b7b": (4.0e-4, 1e-8, 0.1, "all"),
     "smollm3_3b": (2.0e-4, 1e-8, 0.1, "all_but_embedding"),
     "salamandra_2b": (2.0e-4, 1e-8, 0.1, "matrices"),
     "salamandra_7b": (3.0e-4, 1e-8, 0.1, "matrices"),
@@ -166,6 +194,24 @@ def rate(name: str, step: int) -> float:
         ("olmo2_7b", 928_646, 6.1499e-5),
         ("olmo2_1b", 1_907_358, 7.4487e-5),
         ("olmo2_1b", 1_907_359, 7.4487e-5),
+        ("olmo2_13b", 500, 4.5e-4),
+        ("olmo2_13b", 1_000, 9.0e-4),
+        ("olmo2_13b", 596_056, 9.0e-5),
+        ("olmo2_13b", 596_057, 9.0e-5),
+        ("olmo2_13b", 596_057 + 11_921, 0.0),
+        ("olmo2_32b", 2_000, 6.0e-4),
+        ("olmo2_32b", 721_900, 6.6232e-5),
+        ("olmo2_32b", 721_901, 6.6232e-5),
+        ("olmo2_32b", 721_901 + 11_921, 0.0),
+        ("olmo3_32b", 2_000, 6.0e-4),
+        ("olmo3_32b", 655_999, 6.692e-5),
+        ("olmo3_32b", 656_000, 2.071235285e-4),
+        ("olmo3_32b", 656_000 + 11_921 + 200, 2.071235285e-4),
+        ("olmoe_1b7b", 1_250, 2.0e-4),
+        ("olmoe_1b7b", 2_500, 4.0e-4),
+        ("olmoe_1b7b", 1_192_093, 4.0e-5),
+        ("olmoe_1b7b", 1_200_000, 4.0e-5),
+        ("olmoe_1b7b", 1_200_000 + 11_921, 2.0e-5),
         ("smollm3_3b", 2_000, 2.0e-4),
         ("smollm3_3b", 4_198_000, 2.0e-4),
         ("smollm3_3b", 4_198_000 + 261_000, 1.0e-4),
@@ -248,6 +294,78 @@ def test_data_phases_begin_at_the_published_steps() -> None:
     assert dolmino.from_tokens == 928_646 * 4_194_304
     assert dolmino.shares["dclm_best"] == pytest.approx(24.31 / 51.472, abs=1e-6)
     assert recipe("olmo2_1b").data.phases["second"].from_tokens == 1_907_359 * 2_097_152
+    (larger,) = recipe("olmo2_13b").data.phases.values()
+    assert larger.from_tokens == 596_057 * 8_388_608 == 5_000_088_518_656
+    math = 191.58 + 9.03 + 1.08 + 17.06 + 1.23 + 1.51 + 84.22 + 2.21 + 782.58
+    math = 2 * (math + 3_090 + 3_060 + 3_410 + 21.80 + 19.74) + 3_410
+    other = 51_470 + 17_080 + 2 * 3_660 + 9_760 + 2 * 1_260
+    assert larger.shares["math"] == pytest.approx(math / (math + other), abs=2e-6)
+    (largest,) = recipe("olmo2_32b").data.phases.values()
+    assert largest.from_tokens == 721_901 * 8_388_608
+    assert largest.shares == larger.shares
+
+
+def test_the_32b_olmo_3_has_the_stages_of_its_scripts() -> None:
+    run = recipe("olmo3_32b")
+    first, midtrain, long = recipes_of(run).values()
+    assert midtrain.span.first_token == 656_000 * 8_388_608 == 5_502_926_848_000
+    assert long.span.first_token - midtrain.span.first_token == 23_842 * 4_194_304
+    assert [stage.from_tokens for stage in run.data.phases.values()] == [
+        stage.span.first_token for stage in (midtrain, long)
+    ]
+    batches = [stage.budget.global_batch_tokens for stage in (first, midtrain, long)]
+    assert batches == [8_388_608, 4_194_304, 8_388_608]
+    lengths = [stage.budget.sequence_length for stage in (first, midtrain, long)]
+    assert lengths == [8_192, 8_192, 65_536]
+    layouts = [(one.parallelism.data, one.parallelism.context) for one in (first, long)]
+    assert layouts == [(1_024, 1), (128, 8)]
+    shards = [stage.parallelism.data_shard for stage in (first, midtrain, long)]
+    assert shards == [64, 64, 8]
+    assert long.data.document_mask
+    assert long.data.packing == "best_fit"
+    scaling = long.model["positions"]["scaling"]
+    keys = ("factor", "beta_fast", "beta_slow", "original_tokens")
+    assert [scaling[key] for key in keys] == [8, 32, 1, 8_192]
+    assert run.model["attention"]["windows"] == (4_096, 4_096, 4_096, "full")
+    assert run.budget.seed == recipe("olmo2_32b").budget.seed == 34_521
+
+
+def test_olmoe_has_the_losses_and_the_mixture_of_its_own_run() -> None:
+    run = recipe("olmoe_1b7b")
+    experts = run.model["mlp"]
+    assert (experts["num_experts"], experts["top_k"], experts["ffn_dim"]) == (64, 8, 1_024)
+    assert run.derived.parameters.active == 1_282_017_280
+    # megablocks: both losses over layers and top_k, the first layer by layer
+    assert experts["auxiliary_loss"] == pytest.approx(0.01 / (16 * 8))
+    assert experts["z_loss"] == pytest.approx(0.001 / (16 * 8))
+    assert experts["auxiliary_scope"] == "layer"
+    assert not experts["renormalize"]
+    assert run.model["initialization"]["cutoff"] == 3.0
+    assert run.model["initialization"]["padding_row"] is None
+    assert run.data.shares["arxiv"] == pytest.approx(21.1 / 4_068.29, abs=1e-6)
+    assert run.data.shares["dclm"] == pytest.approx(3_860 / 4_068.29, abs=1e-6)
+    assert "arxiv" not in recipe("mula7b_a1b").data.shares
+    assert run.checkpoint.every_tokens == run.evaluation.every_tokens == 5_000 * 4_194_304
+    assert run.budget.seed == 6_198
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [  # a copy's ranks, sequences a microbatch, what is recomputed, of which layers
+        ("olmo2_13b", (8, 2, "full", 2)),
+        ("olmo2_32b", (64, 2, ("mlp",), 1)),
+        ("olmo3_32b", (64, 1, ("mlp",), 1)),
+        ("olmoe_1b7b", (64, 4, "none", 1)),
+    ],
+)
+def test_the_larger_olmos_have_the_layouts_of_their_scripts(
+    name: str, layout: tuple[object, ...]
+) -> None:
+    degrees = recipe(name).parallelism
+    assert degrees.zero == 3
+    shown = (degrees.microbatch_sequences, degrees.recompute, degrees.recompute_every)
+    assert (degrees.data_shard, *shown) == layout
+    assert recipe(name).derived.microbatches_per_step == 1
 
 
 def test_long_stages_have_the_published_lengths_and_bases() -> None:
@@ -274,7 +392,7 @@ def test_features_of_the_architectures_are_there() -> None:
     olmo, smol = recipe("olmo2_7b").model, recipe("smollm3_3b")
     assert olmo["norm_placement"] == "after"
     assert olmo["attention"]["qk_norm"]["eps"] == 1e-6
-    for name in ("olmo2_1b", "olmo2_7b", "olmo3_7b"):  # all linear maps and the embedding
+    for name in (*OLMO2, "olmo3_7b"):  # all linear maps and the embedding
         first = recipe(name).model["initialization"]
         assert (first["std"], first["cutoff"], first["residual"]) == (0.02, 3.0, "plain")
         assert recipe(name).model["z_loss"] == 1e-5

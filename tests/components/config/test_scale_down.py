@@ -77,14 +77,15 @@ def test_no_number_of_a_recipe_grows(changed: dict[str, Any], scale: str) -> Non
         assert starts[0] <= starts[1]
 
 
-def test_a_part_of_a_schedule_shorter_than_the_miniatures_share_keeps_a_token() -> None:
-    phase = {"_target_": "components.optim.schedules.Constant", "warmup_tokens": 0}
-    phase |= {"warmup_from": 0.0, "value": 1.0}
-    phases = {"long": phase | {"total_tokens": 10**9}, "short": phase | {"total_tokens": 10}}
-    chain = {"schedule": "chain", "schedule.phases": phases, "budget.total_tokens": 10**9 + 10}
-    mini = compose_own({**chain, "budget.ramp_up": "none"}, "scale=mini")
-    lengths = {name: part["total_tokens"] for name, part in mini.schedule["phases"].items()}
-    assert lengths == {"long": 614_399, "short": 1}
+def test_a_part_of_a_schedule_too_short_for_a_miniature_keeps_a_token() -> None:
+    short = {"schedule": "wsd", "schedule.total_tokens": 10**9, "schedule.decay_tokens": 10}
+    short |= {"schedule.warmup_tokens": 10, "budget.total_tokens": 10**9}
+    mini = compose_own({**short, "budget.ramp_up": "none"}, "scale=mini").schedule
+    assert (mini["total_tokens"], mini["decay_tokens"], mini["warmup_tokens"]) == (
+        614_400,
+        1,
+        0,
+    )
 
 
 def test_experts_stay_experts() -> None:

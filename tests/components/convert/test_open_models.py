@@ -32,6 +32,11 @@ OLMO2 = published("olmo2_1b")
 # allenai/OLMo configs/official-1124/OLMo2-7B-stage1.yaml, in the keys of the class.
 OLMO2_7B = dict(OLMO2, hidden_size=4_096, intermediate_size=11_008, num_hidden_layers=32)
 OLMO2_7B |= {"num_attention_heads": 32, "num_key_value_heads": 32}
+OLMO2_13B = dict(OLMO2_7B, hidden_size=5_120, intermediate_size=13_824, num_hidden_layers=40)
+OLMO2_13B |= {"num_attention_heads": 40, "num_key_value_heads": 40}
+# OLMo-core, nn/transformer/config.py (olmo2_32B), in the same keys.
+OLMO2_32B = dict(OLMO2_13B, intermediate_size=27_648, num_hidden_layers=64)
+OLMO2_32B |= {"num_key_value_heads": 8}
 SMOLLM3 = published("smollm3_3b")
 QWEN3 = published("qwen3_8b")
 OLMO3 = published("olmo3_7b")
@@ -40,6 +45,9 @@ OLMO3_FIRST |= {"max_position_embeddings": 8_192, "vocab_size": 100_352}
 OLMO3_32B = dict(OLMO3, hidden_size=5_120, intermediate_size=27_648, num_hidden_layers=64)
 OLMO3_32B |= {"num_attention_heads": 40, "num_key_value_heads": 8}
 OLMO3_32B |= {"layer_types": 2 * OLMO3["layer_types"]}
+OLMO3_32B_FIRST = {key: value for key, value in OLMO3_32B.items() if key != "rope_scaling"}
+OLMO3_32B_FIRST |= {"max_position_embeddings": 8_192, "vocab_size": 100_352}
+OLMOE = published("olmoe_1b_7b")
 MISTRAL = published("mistral_7b")
 # The smallest of the same series (arXiv 2505.09388, table 1), whose ends are tied.
 QWEN3_06B = dict(QWEN3, hidden_size=1_024, intermediate_size=3_072, num_hidden_layers=28)
@@ -64,12 +72,16 @@ GEMMA3_4B |= {"num_hidden_layers": 34, "num_attention_heads": 8, "num_key_value_
 COUNTS: dict[str, tuple[Config, int]] = {
     "OLMo-2 1B": (OLMO2, 1_484_916_736),
     "OLMo-2 7B": (OLMO2_7B, 7_298_617_344),
+    "OLMo-2 13B": (OLMO2_13B, 13_716_198_400),
+    "OLMo-2 32B": (OLMO2_32B, 32_234_279_936),
+    "OLMoE-1B-7B": (OLMOE, 6_919_161_856),
     "SmolLM3-3B": (SMOLLM3, 3_075_098_624),
     "Qwen3-0.6B": (QWEN3_06B, 596_049_920),
     "Qwen3-8B": (QWEN3, 8_190_735_360),
     "OLMo-3 7B, first stage": (OLMO3_FIRST, 7_298_617_344),
     "OLMo-3 7B": (OLMO3, 7_298_011_136),
     "OLMo-3 32B": (OLMO3_32B, 32_233_522_176),
+    "OLMo-3 32B, first stage": (OLMO3_32B_FIRST, 32_234_279_936),
     "Mistral 7B": (MISTRAL, 7_241_732_096),
     "Apertus 8B": (APERTUS, 8_053_338_176),
     "Apertus 70B": (APERTUS_70B, 70_599_864_480),
@@ -82,6 +94,7 @@ COUNTS: dict[str, tuple[Config, int]] = {
 }
 PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "olmo2": {"norm_placement": "after", "qk_norm_over": "all_heads"},
+    "olmoe": {"qk_norm_over": "all_heads"},
     "qwen3": {"qk_norm_over": "each_head"},
     "opensci": {"qk_norm_over": "each_head", "mlp": {"bias": True}},
     "apertus": {"qk_norm_over": "each_head", "mlp": {"activation": "xielu", "gated": False}},
@@ -154,7 +167,7 @@ def section_of(config: Config) -> Section:
             "backends": ["flash"],
             "windows": [window if kind == "sliding_attention" else "full" for kind in types],
         },
-        "mlp": experts_of(config) if "moe_intermediate_size" in config else mlp_of(config),
+        "mlp": experts_of(config) if "num_experts_per_tok" in config else mlp_of(config),
         "dense_mlp": mlp_of(config) if config.get("first_k_dense_replace") else None,
         "num_dense_layers": config.get("first_k_dense_replace", 1),
         "initialization": {
@@ -215,12 +228,13 @@ def mlp_of(config: Config) -> Section:
 
 
 def experts_of(config: Config) -> Section:
+    width = config.get("moe_intermediate_size") or config["intermediate_size"]
     return {
         "_target_": "components.model.moe.Experts",
         "_partial_": True,
         "num_experts": config.get("num_experts") or config["n_routed_experts"],
         "top_k": config["num_experts_per_tok"],
-        "ffn_dim": config["moe_intermediate_size"],
+        "ffn_dim": width,
         "activation": "silu",
         "gated": True,
         "renormalize": config["norm_topk_prob"],
@@ -267,12 +281,13 @@ def test_parameters_are_counted_to_the_unit(model: str) -> None:
 
 @pytest.mark.parametrize(
     ("config", "active", "idle"),
-    # Published are 3.3 B and 37 B; the rest are experts that a token does not go to.
+    # Published are 1.3 B, 3.3 B and 37 B; the rest are experts that a token does not go to.
     [
+        (OLMOE, 1_282_017_280, 16 * 56 * 3 * 2_048 * 1_024),
         (QWEN3_MOE, 3_353_032_704, 48 * 120 * 3 * 2_048 * 768),
         (DEEPSEEK, 37_552_282_624, 58 * 248 * 3 * 7_168 * 2_048),
     ],
-    ids=["qwen3", "deepseek"],
+    ids=["olmoe", "qwen3", "deepseek"],
 )
 def test_parameters_that_a_token_meets_are_counted(
     config: Config, active: int, idle: int
