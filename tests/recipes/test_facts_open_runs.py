@@ -51,6 +51,12 @@ OLMO2 = {  # norms of queries and keys over all heads, and 74 rows more than pie
                  "rows": 100_352},
     "olmo2_7b": {"dim": 4_096, "layers": 32, "heads": 32, "kv": 32, "ffn": 11_008,
                  "rows": 100_352},
+    "olmo2_13b": {"dim": 5_120, "layers": 40, "heads": 40, "kv": 40, "ffn": 13_824,
+                  "rows": 100_352},
+    "olmo2_32b": {"dim": 5_120, "layers": 64, "heads": 40, "kv": 8, "ffn": 27_648,
+                  "rows": 100_352},
+    "olmo3_32b": {"dim": 5_120, "layers": 64, "heads": 40, "kv": 8, "ffn": 27_648,
+                  "rows": 100_352},
 }  # fmt: skip
 
 
@@ -59,7 +65,7 @@ def test_parameters_are_those_of_the_published_shape(name: str) -> None:
     shape = SHAPES.get(name) or OLMO2[name]
     expected = llama_parameters(**shape)  # type: ignore[arg-type]  # one flag among numbers
     if name in OLMO2:
-        expected += 2 * shape["dim"] * shape["layers"]
+        expected += (shape["heads"] + shape["kv"]) * 128 * shape["layers"]
     assert recipe(name).derived.parameters.total == expected
 
 
@@ -105,6 +111,10 @@ def test_cards_state_the_count_to_the_digits_that_they_have(
 RUNS = {
     "olmo2_1b": (512, 4_096, 1_907_359 + 23_842, 128),
     "olmo2_7b": (1_024, 4_096, 928_646 + 11_921, 512),
+    "olmo2_13b": (2_048, 4_096, 596_057 + 11_921, 1_024),
+    "olmo2_32b": (2_048, 4_096, 721_901 + 11_921, 1_024),
+    "olmo3_32b": (1_024, 8_192, 656_000 + 23_842 + 11_921, 1_024),
+    "olmoe_1b7b": (1_024, 4_096, 1_200_000 + 23_842, 32 * 8),
     "smollm3_3b": (192 * 3, 4_096, 4_720_000 + 20_000 + 22_000, 384),
     "eurollm_1b7": (3_072, 4_096, 317_892, 256),
     "eurollm_9b": (2_800, 4_096, 348_773, 400),
@@ -133,6 +143,10 @@ def test_batches_steps_and_devices_are_the_published_ones(name: str) -> None:
 OPTIMIZERS = {
     "olmo2_1b": (4.0e-4, 1e-8, 0.1, "all_but_embedding"),
     "olmo2_7b": (3.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "olmo2_13b": (9.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "olmo2_32b": (6.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "olmo3_32b": (6.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "olmoe_1b7b": (4.0e-4, 1e-8, 0.1, "all"),
     "smollm3_3b": (2.0e-4, 1e-8, 0.1, "all_but_embedding"),
     "salamandra_2b": (2.0e-4, 1e-8, 0.1, "matrices"),
     "salamandra_7b": (3.0e-4, 1e-8, 0.1, "matrices"),
@@ -166,6 +180,24 @@ def rate(name: str, step: int) -> float:
         ("olmo2_7b", 928_646, 6.1499e-5),
         ("olmo2_1b", 1_907_358, 7.4487e-5),
         ("olmo2_1b", 1_907_359, 7.4487e-5),
+        ("olmo2_13b", 500, 4.5e-4),
+        ("olmo2_13b", 1_000, 9.0e-4),
+        ("olmo2_13b", 596_056, 9.0e-5),
+        ("olmo2_13b", 596_057, 9.0e-5),
+        ("olmo2_13b", 596_057 + 11_921, 0.0),
+        ("olmo2_32b", 2_000, 6.0e-4),
+        ("olmo2_32b", 721_900, 6.6232e-5),
+        ("olmo2_32b", 721_901, 6.6232e-5),
+        ("olmo2_32b", 721_901 + 11_921, 0.0),
+        ("olmo3_32b", 2_000, 6.0e-4),
+        ("olmo3_32b", 655_999, 6.692e-5),
+        ("olmo3_32b", 656_000, 2.071235285e-4),
+        ("olmo3_32b", 656_000 + 11_921 + 200, 2.071235285e-4),
+        ("olmoe_1b7b", 1_250, 2.0e-4),
+        ("olmoe_1b7b", 2_500, 4.0e-4),
+        ("olmoe_1b7b", 1_192_093, 4.0e-5),
+        ("olmoe_1b7b", 1_200_000, 4.0e-5),
+        ("olmoe_1b7b", 1_200_000 + 11_921, 2.0e-5),
         ("smollm3_3b", 2_000, 2.0e-4),
         ("smollm3_3b", 4_198_000, 2.0e-4),
         ("smollm3_3b", 4_198_000 + 261_000, 1.0e-4),
@@ -248,6 +280,15 @@ def test_data_phases_begin_at_the_published_steps() -> None:
     assert dolmino.from_tokens == 928_646 * 4_194_304
     assert dolmino.shares["dclm_best"] == pytest.approx(24.31 / 51.472, abs=1e-6)
     assert recipe("olmo2_1b").data.phases["second"].from_tokens == 1_907_359 * 2_097_152
+    (larger,) = recipe("olmo2_13b").data.phases.values()
+    assert larger.from_tokens == 596_057 * 8_388_608 == 5_000_088_518_656
+    math = 191.58 + 9.03 + 1.08 + 17.06 + 1.23 + 1.51 + 84.22 + 2.21 + 782.58
+    math = 2 * (math + 3_090 + 3_060 + 3_410 + 21.80 + 19.74) + 3_410
+    other = 51_470 + 17_080 + 2 * 3_660 + 9_760 + 2 * 1_260
+    assert larger.shares["math"] == pytest.approx(math / (math + other), abs=2e-6)
+    (largest,) = recipe("olmo2_32b").data.phases.values()
+    assert largest.from_tokens == 721_901 * 8_388_608
+    assert largest.shares == larger.shares
 
 
 def test_long_stages_have_the_published_lengths_and_bases() -> None:
@@ -274,7 +315,7 @@ def test_features_of_the_architectures_are_there() -> None:
     olmo, smol = recipe("olmo2_7b").model, recipe("smollm3_3b")
     assert olmo["norm_placement"] == "after"
     assert olmo["attention"]["qk_norm"]["eps"] == 1e-6
-    for name in ("olmo2_1b", "olmo2_7b", "olmo3_7b"):  # all linear maps and the embedding
+    for name in (*OLMO2, "olmo3_7b"):  # all linear maps and the embedding
         first = recipe(name).model["initialization"]
         assert (first["std"], first["cutoff"], first["residual"]) == (0.02, 3.0, "plain")
         assert recipe(name).model["z_loss"] == 1e-5
