@@ -311,6 +311,34 @@ def test_mixtures_are_the_published_sums() -> None:
     assert recipe("salamandra_2b").data.shares == salamandra
 
 
+# Weights of each phase: their sum, then by language; examples/towermoe/towermoe-400M-2.1B of
+# github.com/deep-spin/Megatron-LM-pretrain.
+TOWERMOE = {
+    "train": (10_000, {"en": 5_000, "de": 500, "pt": 300, "pl": 200, "cs": 100, "hu": 50,
+                       "sl": 40, "nor": 10, "ca": 10, "gl": 5, "mt": 5, "code": 430,
+                       "math": 70}),
+    "annealing": (11_238, {"en": 3_251, "es": 607, "fr": 590, "de": 600, "zh": 350,
+                           "ja": 250, "ko": 150, "ro": 100, "et": 80, "nor": 20, "ga": 10,
+                           "code": 298, "math": 1_652}),
+    "super_annealing": (27_951, {"en": 1_564, "it": 500, "ru": 210, "nl": 200, "tr": 100,
+                                 "el": 56, "et": 42, "lv": 40, "nor": 11, "hr": 5, "code": 648,
+                                 "long_code": 7_500, "math": 3_806, "instructions": 2_285,
+                                 "long_texts": 7_625}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["eurollm_1b7", "eurollm_9b"])
+def test_eurollms_shares_are_the_weights_of_the_teams_later_scripts(name: str) -> None:
+    data = recipe(name).data
+    phases = [data.shares, *(phase.shares for phase in data.phases.values())]
+    assert list(data.phases) == [*TOWERMOE][1:]
+    assert [len(shares) for shares in phases] == [37, 37, 40]  # 35 languages
+    for shares, (total, weights) in zip(phases, TOWERMOE.values(), strict=True):
+        drawn = {language: shares[language] for language in weights}
+        expected = {language: weight / total for language, weight in weights.items()}
+        assert drawn == pytest.approx(expected, abs=1.1e-6)
+
+
 def test_features_of_the_architectures_are_there() -> None:
     olmo, smol = recipe("olmo2_7b").model, recipe("smollm3_3b")
     assert olmo["norm_placement"] == "after"
