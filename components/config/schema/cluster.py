@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from math import inf
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer
+from pydantic import AfterValidator, Field, GetPydanticSchema, PlainSerializer
+from pydantic_core.core_schema import literal_schema
 
 from components.config.schema import types
 from components.config.schema.types import (
@@ -23,8 +24,9 @@ from components.config.schema.types import (
 )
 
 Rate = Annotated[float, Field(gt=0)]
+PRECISIONS = ["bfloat16", "float8", "float16", "float32", "float64"]
 RateByPrecision = Annotated[
-    Mapping[Literal["bfloat16", "float8", "float16", "float32", "float64"], Rate],
+    Mapping[Annotated[str, GetPydanticSchema(lambda *_: literal_schema(PRECISIONS))], Rate],
     AfterValidator(freeze),
     PlainSerializer(thaw, return_type=dict),
 ]
