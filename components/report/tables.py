@@ -1,12 +1,12 @@
 """Tables and key figures of a report, as plain text; the page and the terminal set them."""
 
+import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-import numpy as np
 from rich.table import Table
 
 from components.config.key_groups import without_profile
@@ -179,7 +179,7 @@ def incidents(entry: ReportEntry) -> dict[str, str]:
     """List what befell a run: kills, resumes, losses that are no number."""
     journal = entry.run.journal
     resumes = journal.events_of("resume")
-    diverged = int((~np.isfinite(journal.steps.column("loss"))).sum())
+    diverged = sum(not math.isfinite(loss) for loss in journal.steps.column("loss"))
     places = ", ".join(f"step {event.step:,}" for event in resumes)
     return {
         "results.json": "written" if entry.run.results else "absent: killed, or still training",

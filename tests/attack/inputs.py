@@ -185,7 +185,8 @@ def _find_lost_text(case: InputCase, here: Path) -> str:
 
 
 def _squeeze(text: str) -> str:
-    return "".join(text.replace("\ufeff", "").split())
+    """Leave out white space, and what a tokenizer puts before words."""
+    return "".join(text.replace("\ufeff", "").replace("▁", "").split())
 
 
 def _bytes_of_letters() -> Mapping[str, int]:
