@@ -25,7 +25,8 @@ GONE = {
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0  # doubled: all ranks ask the same server
 REMEDIES = {
-    errno.ENOENT: "bring the folder back: it was removed or moved, or its file system is away",
+    errno.ENOENT: "bring the folder back if it was removed, or its file system is away; "
+    "ranks on several nodes need a file system that all nodes share",
     errno.ENOSPC: "make room or lower checkpoint.keep or checkpoint.files",
     errno.EDQUOT: "make room in your quota or lower checkpoint.keep",
     errno.EFBIG: "raise the limit of a file's size (ulimit -f) or checkpoint.files",

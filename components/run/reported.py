@@ -25,6 +25,15 @@ class _Named(RunRecord):
     name: str
 
 
+class _Electricity(RunRecord):
+    power_usage_effectiveness: Finite | None = None
+    grams_co2e_per_kwh: Finite | None = None
+
+
+class _Cluster(_Named):
+    electricity: _Electricity = _Electricity()
+
+
 class _Model(RunRecord):
     mlp: Mapping[str, Any] = {}
 
@@ -42,7 +51,7 @@ class RecipeRecord(RunRecord):
     parallelism: dict[str, Any]
     budget: _Budget
     scale: _Named
-    cluster: _Named
+    cluster: _Cluster
     published: Figures
     assumed: Figures
 

@@ -161,7 +161,8 @@ def test_folders_that_ranks_do_not_share_are_no_checkpoint(
 ) -> None:
     some, _ = ranks
     (said,) = set(some(cases.refused, cases.save_into_folders_of_their_own, tmp_path))
-    assert "cannot be written: No such file or directory\n  put the run on a file" in said
+    assert "cannot be written: No such file or directory\n  bring the folder back" in said
+    assert "a file system that all nodes share" in said
     assert not list(tmp_path.rglob(MARKER))
 
 

@@ -49,6 +49,21 @@ def write(folder: Path, tree: object) -> Path:
             "parameters.total: input should be greater",
         ),
         (RecipeRecord, {"published": {"a": 3}}, "name is missing; why is missing"),
+        (
+            RecipeRecord,
+            {
+                "name": "x",
+                "why": "x",
+                "model": {},
+                "parallelism": {},
+                "budget": {"total_tokens": 1},
+                "scale": {"name": "mini"},
+                "cluster": {"name": "x", "electricity": {"power_usage_effectiveness": "y"}},
+                "published": {},
+                "assumed": {},
+            },
+            "cluster.electricity.power_usage_effectiveness: input should be a valid number",
+        ),
     ],
 )
 def test_what_is_missing_or_of_another_type_is_named(
