@@ -10,7 +10,6 @@ from math import inf
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, GetPydanticSchema, PlainSerializer
-from pydantic_core.core_schema import literal_schema
 
 from components.config.schema import types
 from components.config.schema.types import (
@@ -26,7 +25,12 @@ from components.config.schema.types import (
 Rate = Annotated[float, Field(gt=0)]
 PRECISIONS = ["bfloat16", "float8", "float16", "float32", "float64"]
 RateByPrecision = Annotated[
-    Mapping[Annotated[str, GetPydanticSchema(lambda *_: literal_schema(PRECISIONS))], Rate],
+    Mapping[
+        Annotated[
+            str, GetPydanticSchema(lambda *_: {"type": "literal", "expected": PRECISIONS})
+        ],
+        Rate,
+    ],
     AfterValidator(freeze),
     PlainSerializer(thaw, return_type=dict),
 ]

@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from components.convert.family import choose_family
 from components.convert.features import read_features
 from components.convert.folder import their_tensors
-from tests.components.convert.conftest import random_model
+from tests.components.convert.conftest import published, random_model
 from tests.components.convert.test_open_models import section_of
 from tests.components.convert.test_parity import (
     GRADIENT_TOLERANCE,
@@ -21,31 +21,7 @@ from tests.components.convert.test_parity import (
     mapped_gradients,
 )
 
-# github.com/OpenEuroLLM/oellm-autoexp at c6d0cc0,
-# oellm_autoexp/postprocess/resources/opensci/config.json, with the sizes that its conversion
-# writes for the model of 1.7B.
-OPENSCI = {
-    "model_type": "opensci",
-    "architectures": ["OpensciForCausalLM"],
-    "attention_bias": True,
-    "attention_dropout": 0.0,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "hidden_size": 2_048,
-    "initializer_range": 0.02,
-    "intermediate_size": 8_192,
-    "max_position_embeddings": 4_096,
-    "mlp_bias": True,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 32,
-    "qk_layernorm": True,
-    "rms_norm_eps": 1e-5,
-    "rope_scaling": None,
-    "rope_theta": 10_000,
-    "tie_word_embeddings": True,
-    "vocab_size": 50_304,
-}
+OPENSCI = published("opensci_1b7")
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 64}
 
