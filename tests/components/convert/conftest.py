@@ -40,12 +40,6 @@ def _norm(*, center: bool, weight: bool, bias: bool) -> Section:
 PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "hugging_face"
 
 
-SIZES = (  # of a ``config.json``
-    *("hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads"),
-)
-
-
 def published(name: str) -> dict[str, Any]:
     """Read a ``config.json`` of the hub, as `tests/data/hugging_face/README.md` says."""
     config: dict[str, Any] = json.loads((PUBLISHED / f"{name}.json").read_text("utf-8"))

@@ -17,7 +17,7 @@ from components.config.shape import ModelShape
 from components.convert.family import choose_family
 from components.convert.features import read_features
 from components.convert.folder import their_tensors
-from tests.components.convert.conftest import SIZES, Section, published, random_model
+from tests.components.convert.conftest import Section, published, random_model
 from tests.components.convert.test_parity import (
     GRADIENT_TOLERANCE,
     LOGITS_TOLERANCE,
@@ -30,6 +30,8 @@ from tests.components.convert.test_parity import (
 Config = dict[str, Any]
 OLMO2 = published("olmo2_1b")
 # allenai/OLMo configs/official-1124/OLMo2-7B-stage1.yaml, in the keys of the class.
+SIZES: tuple[str, ...] = ("hidden_size", "intermediate_size", "num_hidden_layers")
+SIZES += ("num_attention_heads", "num_key_value_heads")
 OLMO2_7B = OLMO2 | dict(zip(SIZES, (4_096, 11_008, 32, 32, 32), strict=True))
 OLMO2_13B = OLMO2 | dict(zip(SIZES, (5_120, 13_824, 40, 40, 40), strict=True))
 OLMO2_32B = OLMO2 | dict(zip(SIZES, (5_120, 27_648, 64, 40, 8), strict=True))  # OLMo-core
