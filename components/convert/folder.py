@@ -100,7 +100,7 @@ def _brief(value: object) -> str:
 
 
 def _plain(text: str) -> str:
-    """Keep others' words on one line, and from being a tag, a link or an image."""
+    """Put text on one line, and escape tags, links and images of Markdown."""
     return re.sub(r"([\\<\[])", r"\\\1", printable(" ".join(text.split())))
 
 

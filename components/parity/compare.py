@@ -93,13 +93,21 @@ class RankRecord:
     tensors: Mapping[str, Tensor]
 
 
+def _read_number(value: float | None) -> float:
+    """Return NaN for null, which was written for a number that is not finite."""
+    return math.nan if value is None else value
+
+
 def read_records(folder: Path, ranks: int) -> list[RankRecord]:
     """Load what the ranks of one run wrote."""
     records = []
     for rank in range(ranks):
-        text = (folder / f"rank-{rank:05d}.json").read_text("utf-8")
-        tree = json.loads(text.replace("null", "NaN"))  # a number that is not finite
-        losses = [{int(key): loss for key, loss in step.items()} for step in tree.pop("losses")]
+        tree = json.loads((folder / f"rank-{rank:05d}.json").read_text("utf-8"))
+        losses = [
+            {int(key): _read_number(loss) for key, loss in step.items()}
+            for step in tree.pop("losses")
+        ]
+        tree["gradient_norms"] = list(map(_read_number, tree["gradient_norms"]))
         tensors = load_file(folder / f"rank-{rank:05d}.safetensors")
         records.append(RankRecord(rank=rank, losses=losses, tensors=tensors, **tree))
     return records

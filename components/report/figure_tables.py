@@ -6,9 +6,8 @@ there a plan: not of a run on the machine at hand.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
-
-import numpy as np
 
 from components.config.schema.recipe import check_recipe
 from components.energy.counters import JOULES_PER_KWH, NOTHING
@@ -88,7 +87,7 @@ def _quantities(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
     if (time := planned_time(plan)) is not None:
         between = f"{time.step_seconds_low:.3g} and {time.step_seconds_high:.3g} s"
         steps = entry.run.journal.steps
-        measured = float(np.median(steps.column("seconds"))) if steps else None
+        measured = median(steps.column("seconds")) if steps else None
         said, _, *beside = _cells(time.step_seconds, measured, "s", ".3g")
         yield "step, median", (said, between, beside[0], beside[1])
         planned, reached = time.tokens_per_second, entry.outcome.tokens_per_second
@@ -254,7 +253,7 @@ def _measured_quantities(entry: ReportEntry) -> dict[str, float]:
         named["energy_kwh"] = devices.kwh
         named["kg_co2e"] = _emissions(entry).kg_co2e
     if steps:
-        named["step_seconds"] = float(np.median(steps.column("seconds")))
+        named["step_seconds"] = median(steps.column("seconds"))
     measured = {name.replace(".", "_"): value for name, value in named.items()}
     return {name: one for name, one in measured.items() if isinstance(one, int | float)}
 

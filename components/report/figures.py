@@ -7,8 +7,6 @@ dark and print. Names stay as they are: `pages.embedded` escapes the text of a f
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import plotly.graph_objects as go
 
 from components.report.held_out import AS_MIXTURE, PLAIN_MEAN, loss_rows
@@ -181,11 +179,11 @@ def _series(steps: StepTable, field: str) -> tuple[list[int], list[float | None]
     values = steps.column(field)
     kept = thinned(values, MOST_POINTS)
     # JSON has no NaN; plotly leaves a gap at null.
-    shown = [float(values[i]) if math.isfinite(values[i]) else None for i in kept]
+    shown = [values[i] if math.isfinite(values[i]) else None for i in kept]
     return [steps[i].tokens for i in kept], shown
 
 
-def thinned(values: Sequence[float] | npt.NDArray[np.float64], most_points: int) -> list[int]:
+def thinned(values: Sequence[float], most_points: int) -> list[int]:
     """Choose the indices to draw: the lowest and highest of each of equal stretches.
 
     Spikes stay visible at any length; so does the first value of a stretch that is no number.

@@ -144,7 +144,7 @@ def outcome_of(run: Run) -> RunOutcome:
     """Take the results as the run stated them, else as its journal shows them."""
     results: Tree = run.results or {}
     steps, ranks = run.journal.steps, run.derived["ranks"]
-    middle = median(steps.column("tokens_per_second").tolist()) if steps else None
+    middle = median(steps.column("tokens_per_second")) if steps else None
     rate = results.get("tokens_per_second", middle)
     per_token = {} if rate is None else run.derived["flops_per_token"]
     flops = {convention: flops * rate for convention, flops in per_token.items()}

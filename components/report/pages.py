@@ -92,7 +92,7 @@ def _script_name() -> str:
 
 
 def set_page(template: str, parts: Mapping[str, Any], script: str | None = None) -> str:
-    """Fill a template beside this file; text is escaped, without folders or hidden characters.
+    """Render a template. Text is escaped; folders and hidden characters are removed.
 
     ``script`` says where the page finds plotly's; without it, a page with charts has its own.
     """

@@ -20,6 +20,9 @@ from components.json_file import dump_json
 from components.run.disk import Patience
 from components.run.history import FILES, lines_from_end
 
+# Counts while a machine sleeps. Darwin's monotonic clock does so, too.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 def node_name(seen: Mapping[str, str]) -> str:
     """Return the node's name as the scheduler knows it, or else as the node calls itself."""
@@ -39,7 +42,7 @@ def run_time(run: Path) -> float:
     It never goes back: readers order the lines by it. The clock of a node may be behind the
     clock that wrote the last line, and any clock may be set while a process runs.
     """
-    return _seconds_at_boot(run) + time.clock_gettime(time.CLOCK_BOOTTIME)
+    return _seconds_at_boot(run) + time.clock_gettime(_CLOCK)
 
 
 @cache
@@ -49,7 +52,7 @@ def _seconds_at_boot(run: Path) -> float:
     for name in FILES:
         with suppress(RecipeError, OSError):  # whoever reads the file reports the damage
             times += [line["time"] for line in islice(lines_from_end(run / name), 1)]
-    return max(times) - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return max(times) - time.clock_gettime(_CLOCK)
 
 
 # fmt: off

@@ -90,7 +90,7 @@ class RunFolder:
         self.write_json("recipe.json", recipe.model_dump(mode="json"))
 
     def write_json(self, name: str, tree: dict[str, Any]) -> None:
-        """Write beside, then rename: a reader never sees half a file. NaN becomes null."""
+        """Write a JSON file atomically. NaN becomes null."""
         file = self.path / name
         write_atomically(file, dump_json(tree, indent=1) + "\n")
         if name in SEALED:

@@ -256,7 +256,7 @@ def read_journal(folder: Path) -> RunHistory:
         events=tuple(events),
         repeated_steps=repeated,
         half_written_lines=len(half_written),
-        goodput=account.close(float(sum(steps.column("seconds")))),
+        goodput=account.close(sum(steps.column("seconds"))),
         energy=energy,
     )
 

@@ -5,13 +5,9 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components.run.records import StepMetrics
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 _COLUMNS = (
     "step",
@@ -23,7 +19,7 @@ _NONE = -math.inf  # no loss is minus infinity
 
 @dataclass(frozen=True)
 class StepTable:
-    """Steps in their order; a record is made when one is read. ``tokens_before`` are added."""
+    """Steps in order; reading one makes its record. ``tokens_before`` are added to tokens."""
 
     values: "array[float]" = field(default_factory=lambda: array("d"))
     tokens_before: int = 0
@@ -43,15 +39,15 @@ class StepTable:
         row["mtp_loss"] = None if row["mtp_loss"] == _NONE else row["mtp_loss"]
         return StepMetrics.model_construct(kind="step", **row)
 
-    def column(self, name: str) -> "npt.NDArray[np.float64]":
-        """View one figure of all steps, without a copy but for moved tokens."""
-        import numpy as np  # the host of a job reads runs and may lack it
-
-        view = np.frombuffer(self.values).reshape(-1, _WIDTH)[:, _COLUMNS.index(name)]
-        return view + self.tokens_before if name == "tokens" and self.tokens_before else view
+    def column(self, name: str) -> "array[float]":
+        """Copy one figure of all steps, 8 bytes a step."""
+        figures = self.values[_COLUMNS.index(name) :: _WIDTH]
+        if name == "tokens" and self.tokens_before:
+            return array("d", (tokens + self.tokens_before for tokens in figures))
+        return figures
 
     def put(self, record: StepMetrics) -> None:
-        """Add a step at its place, which an earlier record of it loses."""
+        """Insert a step in order; it replaces an earlier record of the same step."""
         start = stop = len(self.values)
         if start and self.values[-_WIDTH] >= record.step:
             start = _WIDTH * bisect_left(range(len(self)), record.step, key=self._step_at)

@@ -63,9 +63,11 @@ class Holder(Section):
 
     @property
     def may_live(self) -> bool:
-        """Whether it runs, and is no other that got its number; elsewhere nobody can tell.
+        """Whether the process may still run.
 
-        Of jobs elsewhere the scheduler knows: it starts no other before they have ended.
+        On this host the kernel knows, and tells a later process of the same number apart. A job
+        on another host has ended: the scheduler starts no second job before. Any other process
+        on another host may run.
         """
         started = _started(self.process)
         return started in {self.started, HIDDEN} if self.is_here else not self.in_job
@@ -158,7 +160,7 @@ def check_free(folder: Path, *, occupied: Occupied) -> None:
 
 
 def _refusal(lock: int, file: Path, occupied: Occupied) -> RecipeError:
-    """Say who holds ``lock``; without locks it may be a process that was killed elsewhere."""
+    """Make the error that names the holder; without file locks it says which file to remove."""
     error = occupied(_likely(lock))
     if _flock(lock, fcntl.LOCK_SH) != "no locks":
         return error
@@ -257,13 +259,17 @@ def _likely(lock: int) -> Holder | None:
 
 
 def _namespace() -> int:
-    return Path("/proc/self/ns/pid").stat().st_ino
+    """Return the number of this process's PID namespace; 0 where the system has none."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
 
 
 def _started(process: int) -> int | None:
-    """Ask the kernel when a process began, by its own clock; None if it has ended.
+    """Return the kernel's start time of a process; None if the process has ended.
 
-    `HIDDEN` is a process of another user, where the kernel hides those.
+    `HIDDEN` stands for a process of another user if the kernel hides those (hidepid).
     """
     try:
         state = Path(f"/proc/{process}/stat").read_text("ascii", errors="replace")
