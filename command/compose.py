@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from components.errors import RecipeError
 from components.sharing.lock import Lock
 
 Tree = dict[str, Any]
+LOCAL = "local"  # the cluster where nothing chooses another
 NO_KEYS: Mapping[str, Any] = {}
 WHOLE = re.compile(r"\$\{[\w.]+\}")
 CHOSEN, ALONE = "chosen", "alone"  # names under which Hydra finds what it is given
@@ -153,7 +155,11 @@ def _composed(
         arguments = with_bundle(arguments, source.came)
     values = arguments.all_values
     try:
-        tree = _at_home(_group(arguments, source.came), arguments)
+        tree = _group(arguments, source.came)
+        if _is_planned_at_home(tree, arguments):
+            choices = {**arguments.choices, "cluster": tree["home"]}
+            tree = _group(replace(arguments, choices=choices), source.came)
+        tree = _at_home(tree, arguments)
         for key, value in keys.items():
             _set(tree, key, value)
         full = _resolve(tree)
@@ -202,6 +208,14 @@ def _group(arguments: Arguments, came: RecipeChain | Lock) -> Tree:
     tree = deepcopy(_compose(conf_folder(), tuple(words), tuple(stored)))
     replace_in(tree, came.merged)
     return tree
+
+
+def _is_planned_at_home(tree: Tree, arguments: Arguments) -> bool:
+    """Whether a plan takes the home cluster, because nothing chooses a cluster."""
+    if arguments.action != "plan" or "cluster" in arguments.choices:
+        return False
+    home = tree.get("home")
+    return tree["cluster"]["name"] == LOCAL and isinstance(home, str) and home != LOCAL
 
 
 def _at_home(tree: Tree, arguments: Arguments) -> Tree:

@@ -135,6 +135,8 @@ _MOST_NODES, _NODES_BEFORE_CUT = 8, 4
 def print_plan(plan: PlanResult, picture: Picture, *, now: datetime | None) -> None:
     """Print the tables and the picture; ``now`` dates the end of the run."""
     out = console(width=PLAIN_WIDTH)
+    out.print(f"{plan.recipe} on {plan.cluster}, scale={plan.scale}")
+    out.print()
     if plan.search is not None:
         out.print(_table(plan_tables.search_sheet(plan.search)))
         for reason in plan.search.why:

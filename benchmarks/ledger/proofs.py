@@ -1,7 +1,6 @@
 """What is known of each recipe: as it is composed and planned, and what proofs of it have kept.
 
-Nothing is proved or planned here: the rows come from `benchmarks/results`, the plans of today
-from `tests/recipes`, where a test compares each golden file with what is planned.
+Nothing is proved here: the rows come from `benchmarks/results`. A plan is computed when read.
 """
 
 import json
@@ -10,16 +9,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import yaml
-
 from benchmarks.kept import RESULTS, Row, fingerprints, read_rows
-from benchmarks.recipes import published_recipes
+from benchmarks.recipes import published_recipes, recipe_tree
 from command.actions.show import as_json
-from command.arguments import ROOT, read_point
+from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.key_groups import KeyGroup
+from components.planner.plan import plan_recipe
+from components.planner.result import plan_result
 
-PLANS = ROOT / "tests" / "recipes" / "plans"
 DRY_RUN, PARITY, MINIATURE, MEASURED = "dry run", "parity", "miniature", "measured"
 FILES = {
     DRY_RUN: RESULTS / "dryruns.json",
@@ -79,7 +77,7 @@ def read_entry(name: str) -> LedgerEntry:
     return LedgerEntry(
         name=name,
         composed=_composed(name, "full"),
-        plan=yaml.safe_load((PLANS / f"{name}.yaml").read_text("utf-8")),
+        plan=plan_at_home(name),
         proofs=tuple(proof_of(kind, row) for kind in FILES for row in rows_of(kind, name)),
     )
 
@@ -108,6 +106,14 @@ def fingerprints_today(row: Row) -> dict[str, str]:
     """Hash today's recipe at the row's scale, in the groups that the row names."""
     groups = [KeyGroup(name) for name in row["fingerprint"]]
     return fingerprints(_composed(row["recipe"], row["scale"])["recipe"], groups)
+
+
+@cache
+def plan_at_home(name: str) -> Tree:
+    """Plan a recipe on its home cluster, in the tree of ``action=plan output=json``."""
+    words = [f"recipe={name}", f"cluster={recipe_tree(name)['home']}"]
+    recipe = compose_recipe(read_point(words))
+    return plan_result(recipe, plan_recipe(recipe)).as_json()
 
 
 @cache

@@ -52,11 +52,11 @@ def _proof_rows(entry: LedgerEntry) -> Iterator[str]:
 def _plan_cells(entry: LedgerEntry) -> list[str]:
     memory, time = entry.plan["memory"], entry.plan["time"]
     seconds = time["step_seconds"]
-    step = (
-        "no step: the machine's products are not measured"
-        if seconds is None
-        else f"{seconds:.3g} s a step, MFU {time['mfu_full']:.0%}"
-    )
+    if seconds is None:
+        reason = entry.plan["missing"][0]  # what prevents a step time comes first
+        step = f"no step time: {reason['problem']} (`{reason['figure']}`)"
+    else:
+        step = f"{seconds:.3g} s a step, MFU {time['mfu_full']:.0%}"
     peak, usable = (memory[f"{key}_bytes"] / GIB for key in ("peak", "usable"))
     found = f"{step}; {peak:.1f} of {usable:.1f} GiB, {memory['verdict'].replace('_', ' ')}"
     where = (

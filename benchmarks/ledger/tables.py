@@ -4,7 +4,7 @@
     python -m benchmarks.ledger.tables plan     # plans every study anew before, some minutes
 
 `benchmarks/data/published_tables.yaml` lists them. Ours come from the plans of studies, the
-golden plans of recipes, and figures that benchmarks have kept.
+plans of recipes, and figures that benchmarks have kept.
 """
 
 import json
@@ -17,7 +17,7 @@ import yaml
 
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, here_and_now
-from benchmarks.ledger.proofs import PLANS
+from benchmarks.ledger.proofs import plan_at_home
 from benchmarks.ledger.sections import table_line
 from benchmarks.marked import split_marked
 from command.arguments import ROOT
@@ -98,9 +98,8 @@ def compared(row: Tree, studies: Tree) -> RowFigures:
 
 
 def _of_recipes(names: Sequence[str], keys: Sequence[str]) -> RowFigures:
-    """Take published figures and predictions from the golden plans of recipes."""
-    plans = [yaml.safe_load((PLANS / f"{name}.yaml").read_text("utf-8")) for name in names]
-    told = [plan["published"] for plan in plans]
+    """Take published figures and predictions from the plans of recipes."""
+    told = [plan_at_home(name)["published"] for name in names]
     found = [figures[key] for figures in told for key in keys if key in figures]
     apart = [one["deviation"] for one in found if one.get("deviation") is not None]
     return RowFigures(published=len(found), deviations=apart)

@@ -212,7 +212,8 @@ def _shrink_lengths(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) 
     for section in ("schedule", "optimizer"):
         for path, value in list(leaves(tree[section], section)):
             if path.endswith("_tokens"):
-                named.put(tree, path, value * total // reference)
+                least = int(value > 0 and not path.endswith("warmup_tokens"))
+                named.put(tree, path, max(least, value * total // reference))
     for path, value in leaves(tree["data"]["phases"], "data.phases"):
         if path.endswith(".from_tokens"):
             named.put(tree, path, max(1, value * total // full["budget"]["total_tokens"]))

@@ -51,6 +51,8 @@ def deal_phases(tree: Tree, microbatch_sequences: int, named: UserOverrides) -> 
         if batch != budget["global_batch_tokens"]:
             degrees["microbatch_sequences"] = 1
         own = phase.setdefault("parallelism", {})
+        if not named.covers(f"phases.{name}.parallelism.data_shard"):
+            own.pop("data_shard", None)  # all data ranks, as in `deal_ranks`
         for key in DEALT:
             if key in own or degrees[key] != tree["parallelism"][key]:
                 own[key] = degrees[key]

@@ -8,8 +8,9 @@ Tree = MutableMapping[str, Any]
 OPEN = (
     *("data.shares", "data.sources", "data.phases", "schedule.phases", "published", "assumed"),
     *("phases", "from", "children"),
-    "cluster.site.environment",
-    "cluster.site.rank_environment",
+    *("cluster.hardware.gemm_teraflops", "cluster.hardware.peak_teraflops"),
+    *("cluster.site.environment", "cluster.site.rank_environment"),
+    "cluster.site.file_systems",
 )
 
 

@@ -74,6 +74,7 @@ class Llama(HFFamily):
     architecture = "LlamaForCausalLM"
     prefix = "model."
     no_weights = re.compile(r"rotary_emb\.inv_freq$")
+    qk_norm = "norm"  # the end of the names of norms of queries and keys
     norms = ("input_layernorm", "post_attention_layernorm")  # of attention, and of the MLP
     default_base = 10_000.0
     ffn_key = "intermediate_size"
@@ -222,7 +223,7 @@ class Llama(HFFamily):
             bias = features.attention.bias
             yield from module(f"{ours}.{name}", f"{theirs}.{name[0]}_proj", bias=bias)
         for name in ("query", "key") if features.attention.qk_norm is not None else ():
-            norm = f"{theirs}.{name[0]}_norm.weight"
+            norm = f"{theirs}.{name[0]}_{self.qk_norm}.weight"
             yield self.norm_link(f"{ours}.{name}_norm.weight", norm)
 
     def layer_links(

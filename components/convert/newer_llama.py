@@ -94,6 +94,30 @@ class Qwen3(Llama):
         return section
 
 
+class Opensci(Qwen3):
+    """Qwen3 with biases in all linear layers; the class lies with its weights on the hub.
+
+    The reference models of OpenEuroLLM and LAION, https://arxiv.org/abs/2509.09009.
+    """
+
+    model_type = "opensci"
+    architecture = "OpensciForCausalLM"
+    qk_norm = "layernorm"
+    unread = frozenset()
+    plain: ClassVar[Mapping[str, Any]] = {"qk_layernorm": True}
+    needs = (
+        EACH_HEAD,
+        family.ROTARY,
+        family.NORM_BEFORE,
+        Need("mlp", "its MLP is gated and has biases", lambda m: m.mlp.gated and m.mlp.bias),
+        *_SHARED,
+    )
+    keys: ClassVar[ConfigKeys] = without()
+
+    def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        return Llama.stated(self, config)
+
+
 def _turned(num_layers: int, skip_every: int) -> list[int]:
     return [int((layer + 1) % skip_every != 0) for layer in range(num_layers)]
 
@@ -225,4 +249,4 @@ def _with_constants(scalars: Sequence[Tensor]) -> Sequence[Tensor]:
     return [*scalars, beta, eps]
 
 
-FAMILIES = (Olmo2(), Qwen3(), SmolLM3(), Apertus())
+FAMILIES = (Olmo2(), Qwen3(), Opensci(), SmolLM3(), Apertus())

@@ -23,8 +23,10 @@ class LatentAttention(Attention):
 
     ``head_dim`` channels of queries and keys, of which the last ``rotary_dim`` rotate; those of
     keys are the same in all heads, and come without a norm. Values have ``value_dim``. Without
-    a ``query_rank`` queries come from the hidden states. There is no bias, and no head shares
-    the keys of another; other keys of an attention block stand with the value that is nothing.
+    a ``query_rank`` queries come from the hidden states. The squared magnitude of a rotation's
+    scaling multiplies the scores of all channels, as DeepSeek's ``mscale_all_dim: 1`` does.
+    There is no bias, and no head shares the keys of another; other keys of an attention block
+    stand with the value that is nothing.
     """
 
     def __init__(
@@ -80,8 +82,11 @@ class LatentAttention(Attention):
         widths = [still, self.value_dim]
         key, value = self._apart(inner, sum(widths)).split(widths, dim=-1)
         shared = shared[:, :, None]  # (batch, seq, 1, rotary_dim)
-        if self.turns:
-            turned, shared = scope.turn(turned), scope.turn(shared)
+        rotation = scope.placement.rotation
+        if self.turns and rotation is not None:
+            turned, shared = rotation(turned), rotation(shared)
+            if rotation.magnitude != 1:
+                unturned = unturned * rotation.magnitude**2
         shared = shared.expand(-1, -1, key.shape[2], -1)
         mixed = self.core(
             torch.cat((unturned, turned), -1).transpose(1, 2),  # (batch, heads, seq, head_dim)

@@ -16,14 +16,20 @@ from components.ranges import Layers, Positive
 class Rotation:
     """Turn the channels of queries and keys by the angle of their position.
 
-    It computes in float32 or finer, and returns the precision that came in.
+    It computes in float32 or finer, and returns the precision that came in. ``magnitude`` is
+    the factor that the cosines and sines contain.
     """
 
     def __init__(
-        self, *, cos: Float[Tensor, "seq 1 head_dim"], sin: Float[Tensor, "seq 1 head_dim"]
+        self,
+        *,
+        cos: Float[Tensor, "seq 1 head_dim"],
+        sin: Float[Tensor, "seq 1 head_dim"],
+        magnitude: float = 1.0,
     ) -> None:
         self.cos = cos
         self.sin = sin
+        self.magnitude = magnitude
 
     def __call__(self, heads: Float[Tensor, "batch seq heads head_dim"]) -> Tensor:
         wide = heads.to(torch.promote_types(heads.dtype, self.cos.dtype))
@@ -127,7 +133,8 @@ class Rotary(Positions):
             magnitude = scaling.magnitude
         angles = torch.outer(places.float(), frequencies)[:, None]  # (seq, 1, half)
         cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
-        return Rotation(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))
+        whole = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return Rotation(cos=whole[0], sin=whole[1], magnitude=magnitude)
 
 
 class InterleavedRotary(Rotary):

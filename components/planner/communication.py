@@ -88,10 +88,11 @@ def node_rate(across: Network, nodes: int, devices_per_node: int) -> float:
 
 def _peak(link: NetworkLink) -> float:
     if link.peak_gigabytes_per_second is None:
-        level = "across" if isinstance(link, Network) else "inside"
+        across = isinstance(link, Network)
+        level, place = ("across", "between nodes") if across else ("inside", "inside a node")
         raise RecipeError(
             f"cluster.hardware.{level}.peak_gigabytes_per_second",
-            "the profile has no bandwidth of this level, measured or stated",
+            f"the profile has no bandwidth {place}, measured or stated",
             "measure it with nccl-tests (all_reduce_perf -b 256M -e 256M) or oneCCL's "
             "benchmark and set all_reduce_gigabytes_per_second to the bus bandwidth",
         )

@@ -135,6 +135,7 @@ class PlanResult(BaseModel, frozen=True):
 
     recipe: str
     cluster: str
+    scale: str
     layout: PlannedLayout
     memory: PlannedMemory
     recomputation: PlannedRecomputation | None
@@ -200,6 +201,7 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
     return PlanResult(
         recipe=recipe.name,
         cluster=recipe.cluster.name,
+        scale=recipe.scale.name,
         layout=PlannedLayout(
             **{name: getattr(job.layout, name) for name in (*AXES, "zero")},
             nodes=recipe.cluster.nodes,

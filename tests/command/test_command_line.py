@@ -205,7 +205,10 @@ def test_locks_are_written_and_compared_without_torch(tmp_path: Path) -> None:
         (("hydra.run.dir=x",), "hydra.run.dir: it has another name\n  write run=x"),
         (("model.dim=[1",), "model.dim: "),
         (("budget.seed=1", "budget.seed=2"), "budget.seed: given twice"),
-        (("action=plan",), "cluster.hardware: nobody has measured the cluster 'local'"),
+        (
+            ("action=plan", "cluster=local"),
+            "cluster.hardware: nobody has measured the cluster 'local'",
+        ),
         (("action=trian",), "action: 'trian' is not known\n  did you mean train?"),
         (("output=xml",), "output: 'xml' is not known"),
         (("why=${oc.env:HOME}",), "why: '${oc.env:HOME}' is refused"),

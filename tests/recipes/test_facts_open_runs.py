@@ -51,6 +51,12 @@ OLMO2 = {  # norms of queries and keys over all heads, and 74 rows more than pie
                  "rows": 100_352},
     "olmo2_7b": {"dim": 4_096, "layers": 32, "heads": 32, "kv": 32, "ffn": 11_008,
                  "rows": 100_352},
+    "olmo2_13b": {"dim": 5_120, "layers": 40, "heads": 40, "kv": 40, "ffn": 13_824,
+                  "rows": 100_352},
+    "olmo2_32b": {"dim": 5_120, "layers": 64, "heads": 40, "kv": 8, "ffn": 27_648,
+                  "rows": 100_352},
+    "olmo3_32b": {"dim": 5_120, "layers": 64, "heads": 40, "kv": 8, "ffn": 27_648,
+                  "rows": 100_352},
 }  # fmt: skip
 
 
@@ -59,17 +65,16 @@ def test_parameters_are_those_of_the_published_shape(name: str) -> None:
     shape = SHAPES.get(name) or OLMO2[name]
     expected = llama_parameters(**shape)  # type: ignore[arg-type]  # one flag among numbers
     if name in OLMO2:
-        expected += 2 * shape["dim"] * shape["layers"]
+        expected += (shape["heads"] + shape["kv"]) * 128 * shape["layers"]
     assert recipe(name).derived.parameters.total == expected
 
 
-def test_the_reference_has_narrow_heads_with_norms_and_no_biases() -> None:
+def test_the_reference_has_narrow_heads_with_norms_and_biases() -> None:
     found = recipe("opensci_1b7")
     attention, ffn = 4 * 2_048**2 + 2 * 64, 3 * 2_048 * 8_192
-    layers = 24 * (attention + ffn + 2 * 2_048)
-    assert found.derived.parameters.total == layers + 2_048 + 50_304 * 2_048 == 1_713_738_752
-    # Of queries, keys, values, output and the MLP's maps, were add_bias_linear left as it is.
-    assert 24 * (4 * 2_048 + 2 * 8_192 + 2_048) == 638_976
+    biases = 4 * 2_048 + 2 * 8_192 + 2_048  # add_bias_linear
+    layers = 24 * (attention + ffn + 2 * 2_048 + biases)
+    assert found.derived.parameters.total == layers + 2_048 + 50_304 * 2_048 == 1_714_377_728
     assert found.model["attention"]["qk_norm_over"] == "each_head"
 
 
@@ -106,6 +111,10 @@ def test_cards_state_the_count_to_the_digits_that_they_have(
 RUNS = {
     "olmo2_1b": (512, 4_096, 1_907_359 + 23_842, 128),
     "olmo2_7b": (1_024, 4_096, 928_646 + 11_921, 512),
+    "olmo2_13b": (2_048, 4_096, 596_057 + 11_921, 1_024),
+    "olmo2_32b": (2_048, 4_096, 721_901 + 11_921, 1_024),
+    "olmo3_32b": (1_024, 8_192, 656_000 + 23_842 + 11_921, 1_024),
+    "olmoe_1b7b": (1_024, 4_096, 1_200_000 + 23_842, 32 * 8),
     "smollm3_3b": (192 * 3, 4_096, 4_720_000 + 20_000 + 22_000, 384),
     "eurollm_1b7": (3_072, 4_096, 317_892, 256),
     "eurollm_9b": (2_800, 4_096, 348_773, 400),
@@ -134,6 +143,10 @@ def test_batches_steps_and_devices_are_the_published_ones(name: str) -> None:
 OPTIMIZERS = {
     "olmo2_1b": (4.0e-4, 1e-8, 0.1, "all_but_embedding"),
     "olmo2_7b": (3.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "olmo2_13b": (9.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "olmo2_32b": (6.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "olmo3_32b": (6.0e-4, 1e-8, 0.1, "all_but_embedding"),
+    "olmoe_1b7b": (4.0e-4, 1e-8, 0.1, "all"),
     "smollm3_3b": (2.0e-4, 1e-8, 0.1, "all_but_embedding"),
     "salamandra_2b": (2.0e-4, 1e-8, 0.1, "matrices"),
     "salamandra_7b": (3.0e-4, 1e-8, 0.1, "matrices"),
@@ -167,6 +180,24 @@ def rate(name: str, step: int) -> float:
         ("olmo2_7b", 928_646, 6.1499e-5),
         ("olmo2_1b", 1_907_358, 7.4487e-5),
         ("olmo2_1b", 1_907_359, 7.4487e-5),
+        ("olmo2_13b", 500, 4.5e-4),
+        ("olmo2_13b", 1_000, 9.0e-4),
+        ("olmo2_13b", 596_056, 9.0e-5),
+        ("olmo2_13b", 596_057, 9.0e-5),
+        ("olmo2_13b", 596_057 + 11_921, 0.0),
+        ("olmo2_32b", 2_000, 6.0e-4),
+        ("olmo2_32b", 721_900, 6.6232e-5),
+        ("olmo2_32b", 721_901, 6.6232e-5),
+        ("olmo2_32b", 721_901 + 11_921, 0.0),
+        ("olmo3_32b", 2_000, 6.0e-4),
+        ("olmo3_32b", 655_999, 6.692e-5),
+        ("olmo3_32b", 656_000, 2.071235285e-4),
+        ("olmo3_32b", 656_000 + 11_921 + 200, 2.071235285e-4),
+        ("olmoe_1b7b", 1_250, 2.0e-4),
+        ("olmoe_1b7b", 2_500, 4.0e-4),
+        ("olmoe_1b7b", 1_192_093, 4.0e-5),
+        ("olmoe_1b7b", 1_200_000, 4.0e-5),
+        ("olmoe_1b7b", 1_200_000 + 11_921, 2.0e-5),
         ("smollm3_3b", 2_000, 2.0e-4),
         ("smollm3_3b", 4_198_000, 2.0e-4),
         ("smollm3_3b", 4_198_000 + 261_000, 1.0e-4),
@@ -249,6 +280,15 @@ def test_data_phases_begin_at_the_published_steps() -> None:
     assert dolmino.from_tokens == 928_646 * 4_194_304
     assert dolmino.shares["dclm_best"] == pytest.approx(24.31 / 51.472, abs=1e-6)
     assert recipe("olmo2_1b").data.phases["second"].from_tokens == 1_907_359 * 2_097_152
+    (larger,) = recipe("olmo2_13b").data.phases.values()
+    assert larger.from_tokens == 596_057 * 8_388_608 == 5_000_088_518_656
+    math = 191.58 + 9.03 + 1.08 + 17.06 + 1.23 + 1.51 + 84.22 + 2.21 + 782.58
+    math = 2 * (math + 3_090 + 3_060 + 3_410 + 21.80 + 19.74) + 3_410
+    other = 51_470 + 17_080 + 2 * 3_660 + 9_760 + 2 * 1_260
+    assert larger.shares["math"] == pytest.approx(math / (math + other), abs=2e-6)
+    (largest,) = recipe("olmo2_32b").data.phases.values()
+    assert largest.from_tokens == 721_901 * 8_388_608
+    assert largest.shares == larger.shares
 
 
 def test_long_stages_have_the_published_lengths_and_bases() -> None:
@@ -271,11 +311,39 @@ def test_mixtures_are_the_published_sums() -> None:
     assert recipe("salamandra_2b").data.shares == salamandra
 
 
+# Weights of each phase: their sum, then by language; examples/towermoe/towermoe-400M-2.1B of
+# github.com/deep-spin/Megatron-LM-pretrain.
+TOWERMOE = {
+    "train": (10_000, {"en": 5_000, "de": 500, "pt": 300, "pl": 200, "cs": 100, "hu": 50,
+                       "sl": 40, "nor": 10, "ca": 10, "gl": 5, "mt": 5, "code": 430,
+                       "math": 70}),
+    "annealing": (11_238, {"en": 3_251, "es": 607, "fr": 590, "de": 600, "zh": 350,
+                           "ja": 250, "ko": 150, "ro": 100, "et": 80, "nor": 20, "ga": 10,
+                           "code": 298, "math": 1_652}),
+    "super_annealing": (27_951, {"en": 1_564, "it": 500, "ru": 210, "nl": 200, "tr": 100,
+                                 "el": 56, "et": 42, "lv": 40, "nor": 11, "hr": 5, "code": 648,
+                                 "long_code": 7_500, "math": 3_806, "instructions": 2_285,
+                                 "long_texts": 7_625}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["eurollm_1b7", "eurollm_9b"])
+def test_eurollms_shares_are_the_weights_of_the_teams_later_scripts(name: str) -> None:
+    data = recipe(name).data
+    phases = [data.shares, *(phase.shares for phase in data.phases.values())]
+    assert list(data.phases) == [*TOWERMOE][1:]
+    assert [len(shares) for shares in phases] == [37, 37, 40]  # 35 languages
+    for shares, (total, weights) in zip(phases, TOWERMOE.values(), strict=True):
+        drawn = {language: shares[language] for language in weights}
+        expected = {language: weight / total for language, weight in weights.items()}
+        assert drawn == pytest.approx(expected, abs=1.1e-6)
+
+
 def test_features_of_the_architectures_are_there() -> None:
     olmo, smol = recipe("olmo2_7b").model, recipe("smollm3_3b")
     assert olmo["norm_placement"] == "after"
     assert olmo["attention"]["qk_norm"]["eps"] == 1e-6
-    for name in ("olmo2_1b", "olmo2_7b", "olmo3_7b"):  # all linear maps and the embedding
+    for name in (*OLMO2, "olmo3_7b"):  # all linear maps and the embedding
         first = recipe(name).model["initialization"]
         assert (first["std"], first["cutoff"], first["residual"]) == (0.02, 3.0, "plain")
         assert recipe(name).model["z_loss"] == 1e-5

@@ -1,5 +1,6 @@
 """The plan of every recipe on its home cluster, and what may and may not move it."""
 
+import csv
 import json
 import os
 import subprocess
@@ -8,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from benchmarks.ledger.proofs import plan_at_home
 from benchmarks.recipes import published_recipes, recipe_tree
 from command.actions.plan import run
 from command.arguments import perform, read_point
@@ -20,7 +21,7 @@ from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
 
 ROOT = Path(__file__).resolve().parents[2]
-PLANS = Path(__file__).parent / "plans"
+PLANS = Path(__file__).parent / "plans.csv"
 RECIPES = published_recipes()
 
 
@@ -33,32 +34,51 @@ def plan_tree(recipe: Recipe) -> dict[str, Any]:
     return plan_result(recipe, plan_recipe(recipe)).as_json()
 
 
-def rounded(value: Any) -> Any:
-    """Four digits of what is predicted: more than the prediction has."""
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [rounded(item) for item in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+COLUMNS = (
+    "recipe",
+    "cluster",
+    "nodes",
+    "peak_gib",
+    "usable_gib",
+    "verdict",
+    "step_seconds",
+    "mfu",
+    "device_hours",
+    "energy_kwh",
+    "days",
+)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_plan_is_its_golden_file(name: str) -> None:
-    recipe = at_home(name)
-    tree = plan_tree(recipe)
-    stages = tree["memory"].pop("by_stage")
-    tree["memory"]["first_stage"], tree["memory"]["last_stage"] = stages[0], stages[-1]
-    del tree["assumed"]
-    text = yaml.safe_dump(rounded(tree), sort_keys=False, width=110)
-    file = PLANS / f"{name}.yaml"
+def plan_row(name: str) -> dict[str, str]:
+    """Round to four digits: more than the prediction has."""
+    plan = plan_at_home(name)
+    memory, time, bill = plan["memory"], plan["time"], plan["bill"]
+    cells = (
+        name,
+        plan["cluster"],
+        plan["layout"]["nodes"],
+        memory["peak_bytes"] / 2**30,
+        memory["usable_bytes"] / 2**30,
+        memory["verdict"],
+        time["step_seconds"],
+        time["mfu_full"],
+        bill["device_hours"],
+        bill["energy_kwh"],
+        bill["days"],
+    )
+    texts = (f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells)
+    return dict(zip(COLUMNS, texts, strict=True))
+
+
+def test_every_plan_is_its_row_of_the_golden_table() -> None:
+    rows = [plan_row(name) for name in RECIPES]
     if os.environ.get("UPDATE_GOLDEN"):
-        PLANS.mkdir(exist_ok=True)
-        file.write_text(text, "utf-8")
-    assert file.read_text("utf-8") == text, "read the difference, then `make golden`"
-
-
-def test_no_plan_is_left_without_its_recipe() -> None:
-    assert {file.stem for file in PLANS.iterdir()} == set(RECIPES)
+        with PLANS.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    with PLANS.open(newline="", encoding="utf-8") as file:
+        assert list(csv.DictReader(file)) == rows, "read the difference, then `make golden`"
 
 
 def predictions(recipe: Recipe) -> Any:
@@ -92,6 +112,18 @@ def test_the_json_object_has_what_is_promised(capsys: pytest.CaptureFixture[str]
         tree["time"]["step_seconds"] / 105 - 1
     )
     assert {"assumed", "missing"} <= tree.keys()
+
+
+def test_without_a_cluster_the_plan_is_of_the_home_at_full_size(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["recipe=teuken7b", "action=plan"]
+    assert perform("plan", read_point([*words, "output=json"])).status == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert (tree["cluster"], tree["scale"]) == ("juwels", "full")
+    assert tree == plan_at_home("teuken7b")
+    run(read_point(words))
+    assert capsys.readouterr().out.startswith("teuken7b on juwels, scale=full\n")
 
 
 def test_what_a_plan_counts_stands_beside_what_is_published() -> None:

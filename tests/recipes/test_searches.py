@@ -4,6 +4,7 @@ import json
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from command.layout_search import SearchResult
 from components.planner.communication import group_of
 from components.planner.plan import plan_recipe
 from components.planner.search_result import LayoutsFound, describe, layouts_found, step_parts
-from tests.recipes.test_plans import at_home, rounded
+from tests.recipes.test_plans import at_home
 
 SEARCHES = Path(__file__).parent / "searches"
 ABROAD = [("teuken7b", "aurora"), ("mula220b_a10b", "juwels")]
@@ -25,6 +26,15 @@ ABROAD = [("teuken7b", "aurora"), ("mula220b_a10b", "juwels")]
 def searched(name: str, cluster: str, *words: str) -> SearchResult:
     point = [f"recipe={name}", f"cluster={cluster}", "parallelism=auto", *words]
     return compose_searched(read_point(point))
+
+
+def rounded(value: Any) -> Any:
+    """Round what is predicted to four digits: more than the prediction has."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def found_abroad(name: str, cluster: str, *words: str) -> LayoutsFound:

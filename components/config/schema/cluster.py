@@ -5,10 +5,11 @@ per device; a device is what a rank gets, a tile where a card has two. What belo
 (account, paths, image) is not here.
 """
 
+from collections.abc import Mapping
 from math import inf
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, GetPydanticSchema, PlainSerializer
 
 from components.config.schema import types
 from components.config.schema.types import (
@@ -18,9 +19,21 @@ from components.config.schema.types import (
     Section,
     Words,
     freeze,
+    thaw,
 )
 
 Rate = Annotated[float, Field(gt=0)]
+PRECISIONS = ["bfloat16", "float8", "float16", "float32", "float64"]
+RateByPrecision = Annotated[
+    Mapping[
+        Annotated[
+            str, GetPydanticSchema(lambda *_: {"type": "literal", "expected": PRECISIONS})
+        ],
+        Rate,
+    ],
+    AfterValidator(freeze),
+    PlainSerializer(thaw, return_type=dict),
+]
 Measured = Annotated[tuple[Count, Rate], Field(strict=False)]
 
 
@@ -57,8 +70,8 @@ class Hardware(Section):
     memory_bytes: Count
     context_bytes: Count | None
     usable_bytes: Count | None
-    peak_teraflops: FrozenMapping[Rate]
-    gemm_teraflops: FrozenMapping[Rate]
+    peak_teraflops: RateByPrecision
+    gemm_teraflops: RateByPrecision
     compute_units: Count
     memory_gigabytes_per_second: Rate
     inside: NetworkLink

@@ -31,7 +31,7 @@ S = TypeVar("S", bound=BaseModel)
 # A step of pydantic's that is no key: which member of a union was tried.
 TAGS = rf"{re.escape(types.SECTION.tag)}|{re.escape(types.WORD.tag)}"
 MEMBER = re.compile(
-    rf"{TAGS}|(constrained-)?(int|float|str|bool)|(literal|tuple|list|dict)\[.*"
+    rf"{TAGS}|(constrained-)?(int|float|str|bool)|(literal|tuple|list|dict)\[.*|\[key\]"
 )
 QUOTED = re.compile(r"'([^']*)'")
 # Ways out by pydantic's name of what is wrong.

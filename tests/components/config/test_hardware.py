@@ -48,3 +48,19 @@ def test_zero_nodes_are_refused() -> None:
     words = ["recipe=bloom560m", "cluster=juwels", "cluster.nodes=0"]
     with pytest.raises(RecipeError, match=r"cluster\.nodes: input should be greater than 0"):
         compose_recipe(read_point(words))
+
+
+@pytest.mark.parametrize("rates", ["gemm_teraflops", "peak_teraflops"])
+def test_a_rate_may_be_set_where_a_profile_has_none(rates: str) -> None:
+    key = f"cluster.hardware.{rates}.float32"
+    recipe = compose_recipe(read_point(["recipe=viking_7b", "cluster=lumi", f"{key}=40.0"]))
+    assert isinstance(recipe.cluster.hardware, Hardware)
+    assert getattr(recipe.cluster.hardware, rates)["float32"] == 40.0
+
+
+def test_a_misspelled_precision_is_refused_with_the_known_ones() -> None:
+    words = ["recipe=viking_7b", "cluster=lumi", "cluster.hardware.gemm_teraflops.bf16=147.0"]
+    with pytest.raises(RecipeError) as refusal:
+        compose_recipe(read_point(words))
+    assert refusal.value.path.startswith("cluster.hardware.gemm_teraflops.bf16")
+    assert "bfloat16" in f"{refusal.value}"

@@ -33,6 +33,7 @@ LARGE = {
     },
     "schedule.total_tokens": 10**9,
 }
+ZERO = {"parallelism.zero": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -214,6 +215,22 @@ def test_a_miniature_deals_its_ranks_to_the_axes_of_each_phase(ranks: int) -> No
     first, long = (one.parallelism for one in recipes_of(run).values())
     assert (first.data, first.context) == (ranks, 1)
     assert (long.data * long.context, long.context) == (ranks, min(2, ranks))
+
+
+@pytest.mark.parametrize(
+    ("words", "shard"),
+    [
+        (["cluster.ranks=1"], 1),
+        (["cluster.ranks=8"], 4),
+        (["cluster.ranks=8", "phases.long.parallelism.data_shard=2"], 2),
+    ],
+)
+def test_a_miniature_shards_a_phase_over_all_data_ranks_or_as_the_user_says(
+    words: list[str], shard: int
+) -> None:
+    layout = {"context": 8, "data_shard": 64, "microbatch_sequences": 1}
+    run = composed({**LONG, "parallelism": layout}, "scale=mini", *words, **LARGE, **ZERO)
+    assert recipe_of(run, "long").parallelism.data_shard == shard
 
 
 def test_what_is_small_and_has_phases_trains_as_it_is() -> None:

@@ -77,6 +77,17 @@ def test_no_number_of_a_recipe_grows(changed: dict[str, Any], scale: str) -> Non
         assert starts[0] <= starts[1]
 
 
+def test_a_part_of_a_schedule_too_short_for_a_miniature_keeps_a_token() -> None:
+    short = {"schedule": "wsd", "schedule.total_tokens": 10**9, "schedule.decay_tokens": 10}
+    short |= {"schedule.warmup_tokens": 10, "budget.total_tokens": 10**9}
+    mini = compose_own({**short, "budget.ramp_up": "none"}, "scale=mini").schedule
+    assert (mini["total_tokens"], mini["decay_tokens"], mini["warmup_tokens"]) == (
+        614_400,
+        1,
+        0,
+    )
+
+
 def test_experts_stay_experts() -> None:
     mlp = {"ffn_dim": 64, "num_experts": 4, "top_k": 3}
     small = compose_own({"model": "mula7b_a1b", "model.mlp": mlp}).model["mlp"]

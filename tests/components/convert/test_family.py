@@ -32,7 +32,16 @@ def test_every_family_is_found() -> None:
     found = {family.model_type for family in all_families()}
     assert found == {
         *("bloom", "gpt2", "llama", "olmo", "olmoe", "olmo2"),
-        *("qwen3", "qwen3_moe", "smollm3", "olmo3", "mistral", "apertus", "deepseek_v3"),
+        *(
+            "qwen3",
+            "opensci",
+            "qwen3_moe",
+            "smollm3",
+            "olmo3",
+            "mistral",
+            "apertus",
+            "deepseek_v3",
+        ),
         *("gemma3_text", "nanochat"),
     }
 

@@ -30,40 +30,42 @@ from tests.components.convert.test_parity import (
 Config = dict[str, Any]
 OLMO2 = published("olmo2_1b")
 # allenai/OLMo configs/official-1124/OLMo2-7B-stage1.yaml, in the keys of the class.
-OLMO2_7B = dict(OLMO2, hidden_size=4_096, intermediate_size=11_008, num_hidden_layers=32)
-OLMO2_7B |= {"num_attention_heads": 32, "num_key_value_heads": 32}
+SIZES: tuple[str, ...] = ("hidden_size", "intermediate_size", "num_hidden_layers")
+SIZES += ("num_attention_heads", "num_key_value_heads")
+OLMO2_7B = OLMO2 | dict(zip(SIZES, (4_096, 11_008, 32, 32, 32), strict=True))
+OLMO2_13B = OLMO2 | dict(zip(SIZES, (5_120, 13_824, 40, 40, 40), strict=True))
+OLMO2_32B = OLMO2 | dict(zip(SIZES, (5_120, 27_648, 64, 40, 8), strict=True))  # OLMo-core
 SMOLLM3 = published("smollm3_3b")
 QWEN3 = published("qwen3_8b")
 OLMO3 = published("olmo3_7b")
 OLMO3_FIRST = {key: value for key, value in OLMO3.items() if key != "rope_scaling"}
 OLMO3_FIRST |= {"max_position_embeddings": 8_192, "vocab_size": 100_352}
-OLMO3_32B = dict(OLMO3, hidden_size=5_120, intermediate_size=27_648, num_hidden_layers=64)
-OLMO3_32B |= {"num_attention_heads": 40, "num_key_value_heads": 8}
+OLMO3_32B = OLMO3 | {key: OLMO2_32B[key] for key in SIZES}
 OLMO3_32B |= {"layer_types": 2 * OLMO3["layer_types"]}
+OLMOE = published("olmoe_1b_7b")
 MISTRAL = published("mistral_7b")
 # The smallest of the same series (arXiv 2505.09388, table 1), whose ends are tied.
-QWEN3_06B = dict(QWEN3, hidden_size=1_024, intermediate_size=3_072, num_hidden_layers=28)
-QWEN3_06B |= {"num_attention_heads": 16, "tie_word_embeddings": True}
+QWEN3_06B = QWEN3 | dict(zip(SIZES, (1_024, 3_072, 28, 16, 8), strict=True))
+QWEN3_06B |= {"tie_word_embeddings": True}
 APERTUS = published("apertus_8b")
 # arXiv 2509.14233, table 1, in the same keys.
-APERTUS_70B = dict(APERTUS, hidden_size=8_192, intermediate_size=43_008, num_hidden_layers=80)
-APERTUS_70B |= {"num_attention_heads": 64}
+APERTUS_70B = APERTUS | dict(zip(SIZES, (8_192, 43_008, 80, 64, 8), strict=True))
 QWEN3_MOE = published("qwen3_30b_a3b")
 DEEPSEEK = published("deepseek_v3")
 GEMMA3 = published("gemma3_1b")
 GEMMA3_27B = published("gemma3_27b")
 # The text parts of the hub's files, in the same keys, as public copies have them.
-GEMMA3_12B = dict(GEMMA3_27B, hidden_size=3_840, intermediate_size=15_360, head_dim=256)
-GEMMA3_12B |= {"num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 8}
-GEMMA3_12B |= {"query_pre_attn_scalar": 256}
-GEMMA3_4B = dict(GEMMA3_12B, hidden_size=2_560, intermediate_size=10_240)
-GEMMA3_4B |= {"num_hidden_layers": 34, "num_attention_heads": 8, "num_key_value_heads": 4}
+GEMMA3_12B = GEMMA3_27B | dict(zip(SIZES, (3_840, 15_360, 48, 16, 8), strict=True))
+GEMMA3_12B |= {"head_dim": 256, "query_pre_attn_scalar": 256}
+GEMMA3_4B = GEMMA3_12B | dict(zip(SIZES, (2_560, 10_240, 34, 8, 4), strict=True))
 
-# By hand from the shapes; published are 1.48 B, 7.3 B, 3.08 B, 0.6 B, 8.2 B, 7 B, 32 B, 7.24 B,
-# 8 B, 70 B, 30.5 B and 671 B; of Gemma 3 1 B, 3.88 B, 11.8 B and 27 B.
+# By hand from the shapes; cards and papers round them.
 COUNTS: dict[str, tuple[Config, int]] = {
     "OLMo-2 1B": (OLMO2, 1_484_916_736),
     "OLMo-2 7B": (OLMO2_7B, 7_298_617_344),
+    "OLMo-2 13B": (OLMO2_13B, 13_716_198_400),
+    "OLMo-2 32B": (OLMO2_32B, 32_234_279_936),
+    "OLMoE-1B-7B": (OLMOE, 6_919_161_856),
     "SmolLM3-3B": (SMOLLM3, 3_075_098_624),
     "Qwen3-0.6B": (QWEN3_06B, 596_049_920),
     "Qwen3-8B": (QWEN3, 8_190_735_360),
@@ -82,13 +84,12 @@ COUNTS: dict[str, tuple[Config, int]] = {
 }
 PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
     "olmo2": {"norm_placement": "after", "qk_norm_over": "all_heads"},
+    "olmoe": {"qk_norm_over": "all_heads"},
     "qwen3": {"qk_norm_over": "each_head"},
+    "opensci": {"qk_norm_over": "each_head", "mlp": {"bias": True}},
     "apertus": {"qk_norm_over": "each_head", "mlp": {"activation": "xielu", "gated": False}},
     "qwen3_moe": {"qk_norm_over": "each_head"},
-    "deepseek_v3": {},
-    "smollm3": {},
     "olmo3": {"norm_placement": "after", "qk_norm_over": "all_heads"},
-    "mistral": {},
     "gemma3_text": {
         "norm_placement": "both",
         "qk_norm_over": "each_head",
@@ -100,7 +101,7 @@ PARTS: dict[str, Section] = {  # beside the numbers: what each series is made of
 
 def section_of(config: Config) -> Section:
     """Write the model section that a recipe of this configuration would have."""
-    parts = PARTS[config["model_type"]]
+    parts = PARTS.get(config["model_type"], {})
     if is_gemma := config["model_type"] == "gemma3_text":
         config = GEMMA3 | config  # what a file does not say is the same in all
     norm = {"center": False, "weight": True, "bias": False, "eps": config["rms_norm_eps"]}
@@ -153,7 +154,7 @@ def section_of(config: Config) -> Section:
             "backends": ["flash"],
             "windows": [window if kind == "sliding_attention" else "full" for kind in types],
         },
-        "mlp": experts_of(config) if "moe_intermediate_size" in config else mlp_of(config),
+        "mlp": experts_of(config) if "num_experts_per_tok" in config else mlp_of(config),
         "dense_mlp": mlp_of(config) if config.get("first_k_dense_replace") else None,
         "num_dense_layers": config.get("first_k_dense_replace", 1),
         "initialization": {
@@ -209,7 +210,7 @@ def mlp_of(config: Config) -> Section:
         "activation": "silu",
         "gated": True,
         "bias": False,
-        **PARTS[config["model_type"]].get("mlp", {}),
+        **PARTS.get(config["model_type"], {}).get("mlp", {}),
     }
 
 
@@ -219,7 +220,7 @@ def experts_of(config: Config) -> Section:
         "_partial_": True,
         "num_experts": config.get("num_experts") or config["n_routed_experts"],
         "top_k": config["num_experts_per_tok"],
-        "ffn_dim": config["moe_intermediate_size"],
+        "ffn_dim": config.get("moe_intermediate_size") or config["intermediate_size"],
         "activation": "silu",
         "gated": True,
         "renormalize": config["norm_topk_prob"],
@@ -246,8 +247,7 @@ def deepseek_of(config: Config) -> Section:
 def theirs_of(config: Config) -> Any:
     """Build the class of ``transformers`` that such a ``config.json`` stands for."""
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype"))
-    copied = deepcopy(config)  # which it changes
-    kind = {key: value for key, value in copied.items() if key != "model_type"} | ids
+    kind = {key: value for key, value in deepcopy(config).items() if key != "model_type"} | ids
     return AutoModelForCausalLM.from_config(
         AutoConfig.for_model(config["model_type"], **kind, attn_implementation="eager")
     )
@@ -260,18 +260,19 @@ def test_parameters_are_counted_to_the_unit(model: str) -> None:
     with torch.device("meta"):
         ours, theirs = build(section, "model"), theirs_of(config)
     assert sum(parameter.numel() for parameter in ours.parameters()) == published
-    assert theirs.num_parameters() == published
-    assert ModelShape.model_validate(section).total_parameters == published
+    arithmetic = ModelShape.model_validate(section).total_parameters
+    assert theirs.num_parameters() == published == arithmetic
 
 
 @pytest.mark.parametrize(
     ("config", "active", "idle"),
-    # Published are 3.3 B and 37 B; the rest are experts that a token does not go to.
+    # Published are 1.3 B, 3.3 B and 37 B; the rest are experts that a token does not go to.
     [
+        (OLMOE, 1_282_017_280, 16 * 56 * 3 * 2_048 * 1_024),
         (QWEN3_MOE, 3_353_032_704, 48 * 120 * 3 * 2_048 * 768),
         (DEEPSEEK, 37_552_282_624, 58 * 248 * 3 * 7_168 * 2_048),
     ],
-    ids=["qwen3", "deepseek"],
+    ids=["olmoe", "qwen3", "deepseek"],
 )
 def test_parameters_that_a_token_meets_are_counted(
     config: Config, active: int, idle: int

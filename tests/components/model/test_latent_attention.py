@@ -18,6 +18,7 @@ from components.model.attention import ForwardScope
 from components.model.latent_attention import LatentAttention
 from components.model.norms import Norm
 from components.model.positions import Rotary
+from components.model.rotary_scaling import YarnScaling
 from tests.components.model.flex_on_cpu import flex_on_cpu
 
 DIM, HEADS, LENGTH = 32, 3, 11
@@ -37,12 +38,26 @@ def latent(**changes: Any) -> LatentAttention:
     return part
 
 
-def scope_of(documents: Tensor | None = None) -> ForwardScope:
-    rotary = Rotary(dim=DIM, num_heads=HEADS, head_dim=6, base=100.0)
+YARN = YarnScaling(factor=40.0, original_tokens=8, beta_fast=1.0, beta_slow=0.03)
+YARN_THERE = {
+    "rope_type": "yarn",
+    "factor": 40.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 1.0,
+    "beta_slow": 0.03,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+
+
+def scope_of(
+    documents: Tensor | None = None, scaling: YarnScaling | None = None
+) -> ForwardScope:
+    rotary = Rotary(dim=DIM, num_heads=HEADS, head_dim=6, base=100.0, scaling=scaling)
     return ForwardScope(placement=rotary(torch.arange(LENGTH)), documents=documents)
 
 
-def reference(ours: LatentAttention) -> DeepseekV3Attention:
+def reference(ours: LatentAttention, scaled: bool = False) -> DeepseekV3Attention:
     """Its channels that rotate lie as ours do: halves, not pairs."""
     config = DeepseekV3Config(
         hidden_size=DIM,
@@ -54,7 +69,10 @@ def reference(ours: LatentAttention) -> DeepseekV3Attention:
         qk_nope_head_dim=8,
         v_head_dim=10,
         rope_interleave=False,
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        rope_parameters={
+            "rope_theta": 100.0,
+            **(YARN_THERE if scaled else {"rope_type": "default"}),
+        },
     )
     config._attn_implementation = "eager"
     theirs = DeepseekV3Attention(config, layer_idx=0)
@@ -74,17 +92,20 @@ def reference(ours: LatentAttention) -> DeepseekV3Attention:
     return theirs
 
 
+@pytest.mark.parametrize("scaling", [None, YARN], ids=["plain", "yarn"])
 @pytest.mark.parametrize("query_rank", [12, None])
-def test_it_attends_as_that_of_deepseek_does_with_its_gradients(query_rank: int | None) -> None:
+def test_it_attends_as_that_of_deepseek_does_with_its_gradients(
+    query_rank: int | None, scaling: YarnScaling | None
+) -> None:
     ours = latent(query_rank=query_rank)
-    theirs = reference(ours)
+    theirs = reference(ours, scaled=scaling is not None)
     hidden = torch.randn(2, LENGTH, DIM, requires_grad=True)
     places = torch.arange(LENGTH)[None]
     angles = DeepseekV3RotaryEmbedding(theirs.config)(hidden, places)
     hidden_there = hidden.detach().clone().requires_grad_()
     mask = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)[None, None]
     expected, _ = theirs(hidden_there, angles, mask)
-    found = ours(hidden, scope_of())
+    found = ours(hidden, scope_of(scaling=scaling))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     upstream = torch.randn_like(found)
     found.backward(upstream)

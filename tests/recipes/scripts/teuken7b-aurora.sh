@@ -15,16 +15,21 @@ cd /path/to/kochbuch || exit
 # The sources in brackets are those of conf/cluster/aurora.yaml.
 module load frameworks
 export ZE_FLAT_DEVICE_HIERARCHY=FLAT  # a rank is a tile (ALCF)
-export CCL_PROCESS_LAUNCHER=pmix  # mpiexec starts ranks by PMIx (ALCF)
+export CCL_PROCESS_LAUNCHER=pmix  # mpiexec starts ranks by PMIx (ALCF; OPT has none)
 export CCL_ATL_TRANSPORT=mpi  # as ALCF and OPT; GPT has ofi
-export CCL_KVS_MODE=mpi  # ranks find each other so on 1,024 nodes (ALCF)
+export CCL_KVS_MODE=mpi  # ranks find each other so on 1,024 nodes (ALCF, OPT ffe3e59; commented out in OPT b87d464)
 export CCL_KVS_USE_MPI_RANKS=1  # goes with it (ALCF, OPT)
-export CCL_KVS_CONNECTION_TIMEOUT=600  # seconds; large jobs start slowly (ALCF)
+export CCL_KVS_CONNECTION_TIMEOUT=600  # seconds; large jobs start slowly (ALCF; OPT has none)
+export CCL_KVS_GET_TIMEOUT=600  # seconds, against timeouts of the ranks' store (OPT; ALCF has it for TensorFlow alone)
 export CCL_OP_SYNC=1  # against hangs (ALCF); without it expert ranks hung (GPT)
 export CCL_ATL_SYNC_COLL=1  # goes with it (ALCF)
 export CCL_WORKER_COUNT=1  # one thread of oneCCL a rank (OPT)
 export CCL_WORKER_AFFINITY=5,13,21,29,37,45,57,65,73,81,89,97  # beside the ranks' cores (OPT)
-export CCL_ZE_CACHE_OPEN_IPC_HANDLES_THRESHOLD=32768  # as OPT and GPT; ALCF has 1024
+export CCL_ZE_CACHE_OPEN_IPC_HANDLES_THRESHOLD=32768  # else the cache of handles fills up (OPT, GPT; ALCF has 1024)
+export CCL_ZE_CACHE_GET_IPC_HANDLES_THRESHOLD=32768  # goes with it (OPT; ALCF has none)
+export CCL_SYCL_SCALEOUT_HOST_BUF_SIZE=2147483648  # 2 GiB: the default is too small for a message of 1,207,959,552 bytes (OPT; ALCF has none)
+export CCL_CHECK_INPLACE_ALIASING=0  # no check of buffers of an all-gather in place (OPT; ALCF has none)
+export ForceExtendedUSMBufferSize=256  # against segmentation faults (OPT; ALCF has none)
 export FI_MR_CACHE_MONITOR=userfaultfd  # ALCF's smallest set, tested to 1,024 nodes
 export FI_CXI_DEFAULT_CQ_SIZE=1048576  # event queues overflow (ALCF)
 export TMPDIR=/tmp  # the path of a socket has 107 bytes (ALCF)

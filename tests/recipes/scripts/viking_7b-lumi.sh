@@ -8,10 +8,11 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --mem=480G
 #SBATCH --time=48:00:00
-#SBATCH --signal=B:USR1@600
+#SBATCH --signal=B:USR1@660
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=/path/to/kochbuch/runs/viking_7b-full/jobs/%j.log
+#SBATCH --array=1-24%1
+#SBATCH --output=/path/to/kochbuch/runs/viking_7b-full/jobs/%A_%a.log
 # What this script says is there; what ranks say, rank 0 too, is in ranks/JOB-NODE.log beside.
 
 cd /path/to/kochbuch || exit
@@ -36,7 +37,7 @@ python -m cluster.begin "$run" || exit $(($? != 3))
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
 
-trap 'touch "$run/stop"' USR1  # 600 s before the wall: the run saves and stops
+trap 'touch "$run/stop"' USR1  # 660 s before the wall: the run saves and stops
 # Compiled kernels and copies of Python go with the job.
 remove_from_nodes() { timeout 300 srun --kill-on-bad-exit=1 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap rm -rf "$node"; }
 trap remove_from_nodes EXIT
@@ -45,7 +46,7 @@ launch() {
   MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
   # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
   timeout --kill-after=10 360 srun --kill-on-bad-exit=1 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 \
-    --output="$run/ranks/%j-preflight-%N.log" python -m components.preflight "$run" & looking=$!
+    --output="$run/ranks/%A_%a-preflight-%N.log" python -m components.preflight "$run" & looking=$!
   python -m cluster.preflight "$run"
   status=$?
   timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
@@ -54,7 +55,7 @@ launch() {
   MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
   # One task a rank. Network ports: a port for each card, and on it; RCCL's plugin finds it.
   # shellcheck disable=SC2016  # each rank fills in its own variables
-  srun --kill-on-bad-exit=1 --cpu-bind=mask_cpu:0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000,0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000 --output="$run/ranks/%j-%N.log" --label --open-mode=append \
+  srun --kill-on-bad-exit=1 --cpu-bind=mask_cpu:0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000,0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000 --output="$run/ranks/%A_%a-%N.log" --label --open-mode=append \
     --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
     bash -c 'export ROCR_VISIBLE_DEVICES="$SLURM_LOCALID"; exec "$@"' rank python -m components.train "$run" &
   wait $!
