@@ -1,7 +1,7 @@
 """Files that an earlier version wrote are read, resumed and verified.
 
 `tests/data/earlier_files` was written by commit 76e67cab: a user's recipe, its prepared data, a
-run that was killed after step 9 of 12, and the lock, bundle and losses of a run without the kill.
+run that was killed after step 9 of 12, and lock, bundle and losses of a run without the kill.
 """
 
 import json
