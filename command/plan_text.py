@@ -163,7 +163,7 @@ def print_plan(plan: PlanResult, picture: Picture, *, now: datetime | None) -> N
     out.print(_table(plan_tables.published_sheet(plan.published)))
     out.print()
     for name, item in plan.assumed.items():
-        out.print(f"assumed, never published: {name}: {item.reason}")
+        out.print(f"assumed, not in the sources: {name}: {item.reason}")
     if plan.limit is not None:
         out.print(f"limit: {plan.limit.figure}: {plan.limit.problem}; {plan.limit.remedy}")
     for missing in plan.missing:

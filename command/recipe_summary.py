@@ -173,7 +173,7 @@ def _published(tree: Tree) -> str:
 def _assumed(tree: Tree) -> str:
     figures = (f"{name} {_figure(item['value'])}" for name, item in tree["assumed"].items())
     said = ", ".join(figures)
-    return f"(never published) {said}" if said else ""
+    return f"(not in the sources) {said}" if said else ""
 
 
 def _figure(value: Any) -> str:

@@ -86,7 +86,7 @@ def print_recipe(recipe: Recipe) -> None:
     for name, item in published.items():
         table.add_row(name, _number(item["value"]), item["unit"], item["source"])
     out.print(table)
-    table = Table("assumed (never published)", "value", "reason", box=None)
+    table = Table("assumed (not in the sources)", "value", "reason", box=None)
     for name, item in assumed.items():
         value = item["value"]
         text = f"{len(value)} values" if isinstance(value, dict) else _number(value)

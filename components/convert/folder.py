@@ -52,7 +52,7 @@ def write_card(recipe: Recipe, *, step: int, tokens: int, results: Results | Non
         assumed = recipe.assumed.items()
         rows = [(f"`{name}`", _brief(one.value), one.reason) for name, one in assumed]
         table = _table(("value of", "set to", "reason"), rows)
-        parts += ["## Assumed, never published", said, table]
+        parts += ["## Assumed, not in the sources", said, table]
     parts += ["## Use", _USE]
     return hide_folders("\n\n".join(part.strip() for part in parts) + "\n")
 

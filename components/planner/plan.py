@@ -220,11 +220,11 @@ def _missing_figures(hardware: Hardware, job: TrainingJob) -> tuple[RecipeError,
 
 
 def _unknown_emissions(known: Electricity) -> tuple[RecipeError, ...]:
-    """Name what of the site's electricity no source gives: no other figure needs it."""
+    """Name what the profile lacks of the site's electricity: no other figure needs it."""
     unknown = [key for key, figure in known if figure is None]
     if not unknown:
         return ()
-    problem = f"no source gives {' and '.join(unknown)}, so that not all emissions are known"
+    problem = f"the profile lacks {' and '.join(unknown)}, so not all emissions are known"
     remedy = f"set cluster.electricity.{unknown[-1]}=NUMBER once the site or its grid says it"
     return (RecipeError("cluster.electricity", problem, remedy),)
 

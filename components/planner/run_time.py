@@ -254,7 +254,7 @@ def _submissions(chain: JobChain | None, most: int | None) -> int | None:
 
 _UNKNOWN_FAILURES = RecipeError(
     "cluster.failures.node_hours_between",
-    "no source says how often nodes fail; no failure is counted",
+    "the profile does not say how often nodes fail; no failure is counted",
     "divide the node-hours of your jobs of some months by how many of them a node ended "
     "(sacct -s NODE_FAIL, or the site's own records)",
 )

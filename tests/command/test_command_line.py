@@ -107,7 +107,7 @@ def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
 def test_text_shows_published_and_assumed_apart(tmp_path: Path) -> None:
     out = call("recipe=teuken7b", "action=show", "scale=full", cwd=tmp_path).stdout
     assert "7,452,725,248" in out
-    before, after = out.split("(never published)")
+    before, after = out.split("(not in the sources)")
     assert "warmup_tokens" in after
     assert "score_average" in before
 

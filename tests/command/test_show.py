@@ -70,7 +70,7 @@ def test_a_key_of_the_user_is_there_where_others_are_counted(shown: Shown) -> No
 def test_all_of_it_is_a_word_away(shown: Shown) -> None:
     text = shown("recipe=teuken7b", "full=true")
     assert yaml.safe_load(text.partition("mixture, tokens")[0])["optimizer"]["beta2"] == 0.95
-    assert "assumed (never published)" in text
+    assert "assumed (not in the sources)" in text
 
 
 def test_works_are_printed_alone_or_the_whole_recipe(capfd: pytest.CaptureFixture[str]) -> None:

@@ -141,7 +141,7 @@ def test_a_plan_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None
     print_plan(plan_result(recipe, plan), picture_of(plan), now=None)
     out = capsys.readouterr().out
     assert not any(one in out for one in ACTING)
-    assert f"assumed, never published: {next(iter(recipe.assumed))}: {SHOWN}" in out
+    assert f"assumed, not in the sources: {next(iter(recipe.assumed))}: {SHOWN}" in out
 
 
 def test_differences_are_shown_as_they_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,8 @@
 """Schema of a cluster's profile: its hardware, its site, and what a node must show.
 
-A figure that no source gives is null; a plan that needs it says how to measure it. Rates are
-per device; a device is what a rank gets, a tile where a card has two. What belongs to one user
-(account, paths, image) is not here.
+A figure that the profile's sources lack is null; a plan that needs it says how to measure it.
+Rates are per device; a device is what a rank gets, a tile where a card has two. What belongs to
+one user (account, paths, image) is not here.
 """
 
 from collections.abc import Mapping

@@ -64,3 +64,19 @@ def test_a_misspelled_precision_is_refused_with_the_known_ones() -> None:
         compose_recipe(read_point(words))
     assert refusal.value.path.startswith("cluster.hardware.gemm_teraflops.bf16")
     assert "bfloat16" in f"{refusal.value}"
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "throughput"),
+    [("jean_zay", 4, 42.1), ("jean_zay_v100", 4, 90.4), ("jean_zay_v100", 16, 55.1)],
+)
+def test_a_rate_that_counts_both_directions_is_halved_for_the_bus_bandwidth(
+    name: str, nodes: int, throughput: float
+) -> None:
+    """The script of bigscience (experiments/bandwidth) prints 2 x size / seconds, in Gbit/s."""
+    cluster = compose_recipe(read_point(["recipe=bloom560m", f"cluster={name}"])).cluster
+    assert not isinstance(cluster.hardware, str)
+    ranks = nodes * cluster.devices_per_node
+    bus_bandwidth = throughput / 2 / 8 * 2 * (ranks - 1) / ranks
+    by_nodes = dict(cluster.hardware.across.by_nodes)
+    assert by_nodes[nodes] == pytest.approx(bus_bandwidth, abs=0.05)

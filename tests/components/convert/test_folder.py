@@ -96,7 +96,8 @@ def test_the_card_says_what_was_trained_how_far_and_what_is_assumed(recipe: Reci
         *("3.2500 nats", "6.0000 nats", "7.0000 nats", "python_source 0.600"),
         "| held-out loss after step 5, weighted as the mixture | 3.5000 nats",
         "| held-out loss after step 5, plain mean over sources | 4.5000 nats",
-        *("## Assumed, never published", "| `warmup_tokens` | 8,388,608,000 | no source gives"),
+        "## Assumed, not in the sources",
+        "| `warmup_tokens` | 8,388,608,000 | 2,000 steps, as Llama 2",
     ):
         assert words in card
 

@@ -18,9 +18,8 @@ from components.planner.software import OURS, read_software
 from components.planner.time import plan_time
 from tests.recipes.test_plans import RECIPES
 
-# Of V100s and MI250Xs nobody has measured a matrix product, of Jean Zay's H100s the links.
-UNTIMED = {"bloom560m", "bloom1b1", "bloom1b7", "bloom3b", "bloom7b1", "viking_7b"}
-UNTIMED |= {"lucie_7b", "lucie_7b_long", "lucie_7b_annealed"}
+# The profile of Jean Zay's H100s has no rate of its links.
+UNTIMED = {"lucie_7b", "lucie_7b_long", "lucie_7b_annealed"}
 QUICK = ("gpt175b", "bloom176b", "mula7b_a1b")
 # One of a family: the search sees no difference between the sizes of one.
 KEPT = [name for name in (*RECIPES, *QUICK) if name not in UNTIMED]

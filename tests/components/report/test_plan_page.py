@@ -126,7 +126,8 @@ def test_without_a_pipeline_the_page_has_no_timeline(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_not_predicted_says_so(tmp_path: Path) -> None:
-    text = read(*planned("bloom1b7"), tmp_path).text
+    unmeasured = planned("bloom1b7", "cluster.hardware.gemm_teraflops={}")
+    text = read(*unmeasured, tmp_path).text
     assert "not predicted: see what is missing" in text
     assert "Timeline" not in text
     assert "gemm_teraflops.float16" in text

@@ -14,7 +14,7 @@
 #SBATCH --requeue
 #SBATCH --no-kill
 #SBATCH --open-mode=append
-#SBATCH --array=1-241%1
+#SBATCH --array=1-260%1
 #SBATCH --output=/path/to/kochbuch/runs/bloom176b-full/jobs/%A_%a.log
 # What this script says is there; what ranks say, rank 0 too, is in ranks/JOB-NODE.log beside.
 

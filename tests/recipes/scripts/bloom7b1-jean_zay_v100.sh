@@ -9,10 +9,11 @@
 #SBATCH --gres=gpu:4
 #SBATCH --hint=nomultithread
 #SBATCH --time=20:00:00
-#SBATCH --signal=B:USR1@600
+#SBATCH --signal=B:USR1@660
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=/path/to/kochbuch/runs/bloom7b1-full/jobs/%j.log
+#SBATCH --array=1-99%1
+#SBATCH --output=/path/to/kochbuch/runs/bloom7b1-full/jobs/%A_%a.log
 # What this script says is there; what ranks say, rank 0 too, is in ranks/JOB-NODE.log beside.
 
 cd /path/to/kochbuch || exit
@@ -35,7 +36,7 @@ python -m cluster.begin "$run" || exit $(($? != 3))
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
 
-trap 'touch "$run/stop"' USR1  # 600 s before the wall: the run saves and stops
+trap 'touch "$run/stop"' USR1  # 660 s before the wall: the run saves and stops
 # Compiled kernels and copies of Python go with the job.
 remove_from_nodes() { timeout 300 srun --kill-on-bad-exit=1 --wait=60 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap rm -rf "$node"; }
 trap remove_from_nodes EXIT
@@ -44,7 +45,7 @@ launch() {
   MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
   # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
   timeout --kill-after=10 360 srun --kill-on-bad-exit=1 --wait=60 "--nodelist=$run/preflight/hosts" "--nodes=$(wc -l < $run/preflight/hosts)" "--ntasks=$(wc -l < $run/preflight/hosts)" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 \
-    --output="$run/ranks/%j-preflight-%N.log" python -m components.preflight "$run" & looking=$!
+    --output="$run/ranks/%A_%a-preflight-%N.log" python -m components.preflight "$run" & looking=$!
   python -m cluster.preflight "$run"
   status=$?
   timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
@@ -52,7 +53,7 @@ launch() {
   nodes=$(wc -l < "$run/preflight/nodes")
   MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
   # One task a rank. Network ports: left to NCCL.
-  srun --kill-on-bad-exit=1 --wait=60 --output="$run/ranks/%j-%N.log" --label --open-mode=append \
+  srun --kill-on-bad-exit=1 --wait=60 --output="$run/ranks/%A_%a-%N.log" --label --open-mode=append \
     --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 4)) \
     python -m components.train "$run" &
   wait $!
