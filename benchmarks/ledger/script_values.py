@@ -87,7 +87,7 @@ def script_cell(name: str) -> str:
     return f"{comparison.equal} of {comparison.compared}"
 
 
-def is_equal(expected: object, ours: object) -> bool:
+def is_equal(expected: Any, ours: Any) -> bool:
     """Compare two values: floats up to rounding, everything else exactly."""
     match expected, ours:
         case dict(), dict():
@@ -113,5 +113,8 @@ def _value_at(tree: Any, key: str) -> Any:
 def _trees(name: str) -> dict[str, Any]:
     """Return the recipe of the whole run under "", and those of its phases by their names."""
     whole = recipe_at_home(name)
-    trees = {name: as_json(recipe) for name, recipe in {**recipes_of(whole), "": whole}.items()}
-    return {name: tree["recipe"] | {"derived": tree["derived"]} for name, tree in trees.items()}
+    trees: dict[str, Any] = {phase: as_json(own) for phase, own in recipes_of(whole).items()}
+    trees[""] = as_json(whole)
+    return {
+        phase: {**tree["recipe"], "derived": tree["derived"]} for phase, tree in trees.items()
+    }
