@@ -46,7 +46,7 @@ class Difference(NamedTuple):
     ours: Any
 
 
-class Comparison(NamedTuple):
+class ValueCounts(NamedTuple):
     """The numbers of equal and of compared values, and what differs without a reason."""
 
     equal: int
@@ -61,7 +61,7 @@ def read_facts(name: str) -> ScriptFacts | None:
     return None if text is None else ScriptFacts.model_validate(yaml.safe_load(text))
 
 
-def compare(name: str, facts: ScriptFacts) -> Comparison:
+def compare_values(name: str, facts: ScriptFacts) -> ValueCounts:
     """Compare each value of a facts file with the recipe."""
     deviations = {key: deviation.ours for key, deviation in facts.deviations.items()}
     expected = [
@@ -76,15 +76,15 @@ def compare(name: str, facts: ScriptFacts) -> Comparison:
     ]
     differences = [pair for pair in pairs if not is_equal(pair.expected, pair.ours)]
     equal = len(pairs) - len(deviations) - len(differences)
-    return Comparison(equal, len(pairs), differences)
+    return ValueCounts(equal, len(pairs), differences)
 
 
 def script_cell(name: str) -> str:
     """Write "n of m", or a dash for a recipe without a facts file."""
     if (facts := read_facts(name)) is None:
         return "-"
-    comparison = compare(name, facts)
-    return f"{comparison.equal} of {comparison.compared}"
+    counts = compare_values(name, facts)
+    return f"{counts.equal} of {counts.compared}"
 
 
 def is_equal(expected: Any, ours: Any) -> bool:

@@ -8,10 +8,10 @@ from benchmarks.ledger import script_values
 from benchmarks.ledger.script_values import (
     FACTS,
     NO_KEY,
-    Comparison,
     Difference,
     ScriptFacts,
-    compare,
+    ValueCounts,
+    compare_values,
     is_equal,
     read_facts,
     script_cell,
@@ -46,7 +46,7 @@ def test_every_recipe_has_a_file_and_every_file_a_recipe() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_value_of_the_script_is_the_recipes(name: str) -> None:
-    assert compare(name, facts_of(name)).differences == []
+    assert compare_values(name, facts_of(name)).differences == []
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -69,7 +69,7 @@ def test_a_wrong_value_and_an_unknown_key_are_differences() -> None:
         },
         deviations={"parallelism.zero": deviation},
     )
-    found = compare(NAME, facts)
+    found = compare_values(NAME, facts)
     assert found.differences == [
         Difference("model.num_layers", 25, 24),
         Difference("model.width", 1, NO_KEY),
@@ -81,15 +81,15 @@ def test_a_wrong_value_and_an_unknown_key_are_differences() -> None:
 
 def test_a_deviation_is_compared_and_not_equal() -> None:
     deviation = {"script": 1, "ours": 0, "why": "It is needed."}
-    found = compare(NAME, facts_with(deviations={"parallelism.zero": deviation}))
-    assert found == Comparison(equal=1, compared=2, differences=[])
+    found = compare_values(NAME, facts_with(deviations={"parallelism.zero": deviation}))
+    assert found == ValueCounts(equal=1, compared=2, differences=[])
 
 
 def test_a_later_phase_is_compared_with_its_own_recipe() -> None:
     key = "budget.sequence_length"
     facts = facts_with(values={key: 8_192}, stages={"long": {key: 65_536}, "longer": {key: 1}})
-    found = compare("olmo3_7b", facts)
-    assert found == Comparison(2, 3, [Difference(f"longer {key}", 1, NO_KEY)])
+    found = compare_values("olmo3_7b", facts)
+    assert found == ValueCounts(2, 3, [Difference(f"longer {key}", 1, NO_KEY)])
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_floats_are_equal_up_to_rounding_and_all_else_exactly(
 def test_the_ledger_has_the_counts_and_a_dash_without_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = compare(NAME, facts_of(NAME))
+    found = compare_values(NAME, facts_of(NAME))
     assert script_cell(NAME) == f"{found.equal} of {found.compared}"
     monkeypatch.setattr(script_values, "FACTS", tmp_path)
     assert script_cell(NAME) == "-"
