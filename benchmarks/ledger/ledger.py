@@ -20,6 +20,7 @@ from benchmarks.ledger.proofs import (
     LedgerEntry,
     read_entries,
 )
+from benchmarks.ledger.script_values import script_cell
 from benchmarks.ledger.sections import section, table_line
 from benchmarks.marked import split_marked
 from command.arguments import ROOT
@@ -36,8 +37,8 @@ PARTS = {
     LAYOUTS: ("layouts",),
 }
 VERDICTS = """\
-| Recipe | Published | Predicted | Dry run | Parity | Miniature | Measured |
-|---|---|---|---|---|---|---|
+| Recipe | Script | Published | Predicted | Dry run | Parity | Miniature | Measured |
+|---|---|---|---|---|---|---|---|
 """
 HEAD_OF_RUNS = """\
 | Recipe | Home | Parameters | Tokens | Steps | Ranks |
@@ -85,6 +86,7 @@ def _verdicts(entries: Sequence[LedgerEntry]) -> str:
 def _verdict_row(entry: LedgerEntry) -> str:
     cells = [
         f"[`{entry.name}`](../docs/ledger.md#{entry.name})",
+        script_cell(entry.name),
         f"{len(entry.plan['published'])} figures",
         _predicted(entry),
         *(cell(entry, kind) for kind in FILES),

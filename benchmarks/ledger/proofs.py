@@ -15,6 +15,7 @@ from command.actions.show import as_json
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.key_groups import KeyGroup
+from components.config.schema.recipe import Recipe
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
 
@@ -111,9 +112,15 @@ def fingerprints_today(row: Row) -> dict[str, str]:
 @cache
 def plan_at_home(name: str) -> Tree:
     """Plan a recipe on its home cluster, in the tree of ``action=plan output=json``."""
-    words = [f"recipe={name}", f"cluster={recipe_tree(name)['home']}"]
-    recipe = compose_recipe(read_point(words))
+    recipe = recipe_at_home(name)
     return plan_result(recipe, plan_recipe(recipe)).as_json()
+
+
+@cache
+def recipe_at_home(name: str) -> Recipe:
+    """Compose a recipe at full size on its home cluster."""
+    words = [f"recipe={name}", f"cluster={recipe_tree(name)['home']}"]
+    return compose_recipe(read_point(words))
 
 
 @cache

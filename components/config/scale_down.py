@@ -45,6 +45,9 @@ def scale_down(
     _shrink_windows(tree, named, full)
     if tree["precision"]["compute"] != FLOAT8:  # emulated where a device has none
         named.put(tree, "precision.compute", "auto")
+        for key in ("accumulate", "reduce"):
+            if tree["precision"][key] == "float16":  # legal for float16 products alone
+                named.put(tree, f"precision.{key}", "float32")
     stand_in(tree, rule, named, looks=looks)
 
 

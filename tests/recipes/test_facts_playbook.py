@@ -1,8 +1,4 @@
-"""The five playbook recipes, value by value against its table and its measurements.
-
-What a run was told lies in the campaign's base configuration, nanotron's
-``examples/config_tiny_llama_bench.yaml`` at commit 67c5ebb, where its script changes nothing.
-"""
+"""The five playbook recipes: what follows from their values, and what was measured."""
 
 from functools import cache, reduce
 from typing import Any
@@ -28,64 +24,13 @@ def value(name: str, path: str) -> Any:
 NAMES = ("playbook1b", "playbook3b", "playbook8b", "playbook80b", "playbook469b")
 HOMES = dict.fromkeys(NAMES, "hopper")
 
-COMMON: dict[str, Any] = {
-    "recipe.model.vocab_size": 131_072,
-    "recipe.model.padded_vocab_size": 131_072,
-    "recipe.model.attention.bias": False,
-    "recipe.model.mlp.activation": "silu",
-    "recipe.model.mlp.gated": True,
-    "recipe.model.mlp.bias": False,
-    "recipe.model.norm.center": False,
-    "recipe.model.norm.eps": 1.0e-5,
-    "recipe.model.positions.base": 10_000.0,
-    "recipe.model.initialization.std": 0.02,
-    "recipe.model.initialization.residual": "scaled",
-    "recipe.tokenizer.vocab_size": 131_072,
-    "recipe.optimizer._target_": "components.optim.adamw.AdamW",
-    "recipe.optimizer.lr": 3.0e-4,
-    "recipe.optimizer.beta1": 0.9,
-    "recipe.optimizer.beta2": 0.95,
-    "recipe.optimizer.eps": 1.0e-8,
-    "recipe.optimizer.weight_decay": 0.01,
-    "recipe.optimizer.decay": "all",
-    "recipe.optimizer.decay_order": "before",
-    "recipe.optimizer.clip_norm": 1.0,
-    "recipe.optimizer.clip_after_tokens": 0,
-    "recipe.schedule._target_": "components.optim.schedules.Cosine",
-    "recipe.schedule.warmup_tokens": 2 * 2**20,
-    "recipe.schedule.total_tokens": (2 + 13) * 2**20,
-    "recipe.schedule.warmup_from": 0.0,
-    "recipe.schedule.start": 1.0,
-    "recipe.checkpoint.every_tokens": 10_000 * 2**20,
-    "recipe.evaluation.every_tokens": 100 * 2**20,
-    "recipe.budget.seed": 42,
-    "recipe.budget.sequence_length": 4_096,
-    "recipe.budget.global_batch_tokens": 2**20,
-    "recipe.precision.compute": "bfloat16",
-    "recipe.precision.accumulate": "float32",
-    "recipe.parallelism.expert": 1,
-    "recipe.parallelism.context": 1,
-    "recipe.parallelism.sequence_parallel": True,
-    "recipe.parallelism.recompute": "none",
-    "recipe.parallelism.schedule": "1f1b",
-    "recipe.cluster.devices_per_node": 8,
-    "derived.steps": 4,
-}
-# Layers, dim, heads, feed-forward dim, tied ends, parameters as the table has them.
-SHAPES = {
-    "playbook1b": (16, 2_048, 32, 8_192, True, "1.34"),
-    "playbook3b": (28, 3_072, 32, 8_192, True, "3.57"),
-    "playbook8b": (32, 4_096, 32, 14_336, False, "8.86"),
-    "playbook80b": (80, 8_192, 64, 28_672, False, "80"),
-    "playbook469b": (126, 16_384, 128, 53_248, False, "469"),
-}
-# Data, tensor, pipeline, ZeRO, sequences a microbatch, microbatches.
-LAYOUTS = {
-    "playbook1b": (8, 1, 1, 0, 2, 16),
-    "playbook3b": (4, 1, 2, 1, 2, 32),
-    "playbook8b": (2, 1, 4, 1, 1, 128),
-    "playbook80b": (4, 8, 4, 1, 1, 64),
-    "playbook469b": (4, 32, 4, 1, 2, 32),
+# Parameters as the table has them, in billions.
+PARAMETERS = {
+    "playbook1b": "1.34",
+    "playbook3b": "3.57",
+    "playbook8b": "8.86",
+    "playbook80b": "80",
+    "playbook469b": "469",
 }
 # Tokens a second and GPU, model TFLOP/s, GiB reserved, as measured of the layout.
 MEASURED = {
@@ -109,34 +54,16 @@ ASSUMED = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_sizes_share_the_campaigns_settings(name: str) -> None:
-    assert {path: value(name, path) for path in COMMON} == COMMON
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_shape_is_the_tables(name: str) -> None:
-    model = value(name, "recipe.model")
+def test_the_count_is_the_tables(name: str) -> None:
+    digits = len(PARAMETERS[name].replace(".", ""))
     total = value(name, "derived.parameters.total")
-    digits = len(SHAPES[name][5].replace(".", ""))
-    assert SHAPES[name] == (
-        model["num_layers"],
-        model["dim"],
-        model["attention"]["num_heads"],
-        model["mlp"]["ffn_dim"],
-        model["tied_embeddings"],
-        f"{total / 1e9:.{digits}g}",
-    )
-    attention = model["attention"]
-    assert attention["num_kv_heads"] == attention["num_heads"]
-    assert attention["num_heads"] * attention["head_dim"] == model["dim"]
+    assert f"{total / 1e9:.{digits}g}" == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_layout_takes_a_million_tokens_a_step(name: str) -> None:
     degrees = value(name, "recipe.parallelism")
-    keys = ("data", "tensor", "pipeline", "zero", "microbatch_sequences")
     microbatches = value(name, "derived.microbatches_per_step")
-    assert LAYOUTS[name] == (*(degrees[key] for key in keys), microbatches)
     assert degrees["data"] * degrees["microbatch_sequences"] * microbatches * 4_096 == 2**20
     assert microbatches >= degrees["pipeline"] - 1
 
@@ -153,12 +80,6 @@ def test_each_size_carries_what_was_measured_of_its_layout(name: str) -> None:
     )
     ranks = degrees["data"] * degrees["tensor"] * degrees["pipeline"]
     assert published["devices"]["value"] == value(name, "derived.ranks") == ranks
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_rate_falls_to_the_base_configurations_least(name: str) -> None:
-    end = value(name, "recipe.schedule.end") * value(name, "recipe.optimizer.lr")
-    assert end == pytest.approx(1.0e-5, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", GIGAFLOPS)

@@ -173,6 +173,17 @@ def test_the_window_of_a_hash_fits_the_miniatures_samples() -> None:
         assert recipe.data.goldfish.window_tokens == expected
 
 
+@pytest.mark.parametrize("scale", ["mini", "parity"])
+def test_sums_in_float16_become_float32_where_products_are_no_longer_float16(
+    scale: str,
+) -> None:
+    changed = {"precision": {"accumulate": "float16", "reduce": "float16"}}
+    full = compose_own(changed, "scale=full", "precision=fp16").precision
+    assert (full.compute, full.accumulate, full.reduce) == ("float16",) * 3
+    small = compose_own(changed, f"scale={scale}", "precision=fp16").precision
+    assert (small.compute, small.accumulate, small.reduce) == ("auto", "float32", "float32")
+
+
 def test_a_recipe_whose_home_is_here_trains_at_its_own_size() -> None:
     wide = {"model.dim": 512, "model.mlp.ffn_dim": 1_024}
     assert compose_own(wide).scale.name == "mini"
