@@ -5,6 +5,7 @@ github.com/OpenEuroLLM/oellm-autoexp at c6d0cc0.
 """
 
 import os
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 
@@ -26,7 +27,7 @@ OPENSCI = {
 }
 QWEN3 = "qwen3_1b7_jupiter"
 # oellm_autoexp/postprocess/resources/qwen3/config.json, to which the run is converted
-QWEN3_CONFIG = {
+QWEN3_CONFIG: dict[str, Any] = {
     "attention_bias": False,
     "head_dim": 128,
     "hidden_act": "silu",
