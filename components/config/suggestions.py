@@ -15,6 +15,8 @@ NAMES = Path(__file__).with_name("other_names.yaml")
 LIKE = 0.65  # less is another word
 ALIKE = 0.75  # a misspelling, and surely no key of that name elsewhere
 MOST = 4  # places of one name that are worth reading
+MANY = 20  # names that are too many to list if some are similar
+DIGITS = re.compile(r"\d+")
 
 
 class Meaning(NamedTuple):
@@ -43,10 +45,36 @@ def meaning_of(key: str) -> Meaning | None:
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """Offer the known words that look like ``word``, or list all of them if none does."""
+    """Offer the known words that look like ``word``, or list all of them if none does.
+
+    A word with other numbers, as another version or size, is not a misspelling.
+    """
     close = difflib.get_close_matches(word, known, n=3, cutoff=LIKE)
-    close = close or [one for one in sorted(known) if word and one.startswith(word)]
-    return offered(close) if close else "known: " + (", ".join(sorted(known)) or "none")
+    close = close or [name for name in sorted(known) if word and name.startswith(word)]
+    numbers = set(DIGITS.findall(word))
+    if meant := [name for name in close if numbers <= set(DIGITS.findall(name))]:
+        return offered(meant)
+    if close and len(known) > MANY:
+        return f"similar names: {', '.join(close)}"
+    return listed(known)
+
+
+def respelt(word: str, known: Collection[str]) -> str:
+    """Offer the known word with the same letters and digits, or list all.
+
+    For names of things that exist, where a similar name is another thing.
+    """
+    same = [name for name in known if _letters(name) == _letters(word)]
+    return offered(same) if same else listed(known)
+
+
+def _letters(word: str) -> str:
+    return "".join(filter(str.isalnum, word)).lower()
+
+
+def listed(known: Collection[str]) -> str:
+    """List the known words."""
+    return "known: " + (", ".join(sorted(known)) or "none")
 
 
 NUMBER = re.compile(r"(\d[\d_.,]*(?:e[+-]?\d+)?)\s*([kmbgt]?)", re.IGNORECASE)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.config.suggestions import nearest
+from components.config.suggestions import respelt
 from components.convert.family import HFFamily, Section, all_families, choose_family
 from components.convert.features import read_features
 from components.errors import RecipeError
@@ -121,7 +121,7 @@ def _find_family(config: Mapping[str, Any]) -> HFFamily:
     families = {family.model_type: family for family in all_families()}
     if not isinstance(kind, str) or kind not in families:
         problem = f"{kind!r} is none of the families that are known here"
-        raise RecipeError("model_type", problem, nearest(str(kind), sorted(families)))
+        raise RecipeError("model_type", problem, respelt(str(kind), families))
     return families[kind]
 
 

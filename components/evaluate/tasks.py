@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from components.config.suggestions import nearest
+from components.config.suggestions import nearest, respelt
 from components.errors import RecipeError
 
 # What lm-eval raises for a task, its templates or its data; all of torch's are RuntimeErrors.
@@ -76,7 +76,7 @@ def _check_metrics(task: LmEvalTask) -> None:
             raise RecipeError(
                 f"tasks.{task.name}.metric_list",
                 f"{name!r} is no metric of lm-eval's own",
-                nearest(str(name), known),
+                respelt(str(name), known),
             )
 
 

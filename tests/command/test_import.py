@@ -23,6 +23,8 @@ from tests.command.test_new import save_tokenizer, write_texts
 PUBLISHED = Path(__file__).resolve().parents[1] / "data" / "hugging_face"
 PRINTED = r"python \S*run\.py (.*)"
 FILES = sorted(file.stem for file in PUBLISHED.glob("*.json"))
+OPENSCI_1B7 = 24 * (4 * 2_048**2 + 3 * 2_048 * 8_192) + 50_304 * 2_048  # matrices
+OPENSCI_1B7 += 24 * (2 * 64 + 2 * 2_048 + 5 * 2_048 + 2 * 8_192) + 2_048  # norms and biases
 Config = dict[str, Any]
 
 
@@ -61,6 +63,8 @@ def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
 
 def parameters_of_the_class(config: Config) -> int:
     """Build the class of ``transformers`` that such a file stands for, without storage."""
+    if config["model_type"] == "opensci":  # its class is not in transformers
+        return OPENSCI_1B7
     kind = {key: value for key, value in config.items() if key != "model_type"}
     made = AutoConfig.for_model(config["model_type"], **kind)
     with torch.device("meta"):

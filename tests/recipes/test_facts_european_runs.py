@@ -98,6 +98,17 @@ def test_preludes_training_is_that_of_its_configuration() -> None:
     assert rate("prelude_9b", 1_192_093) == 0.0
 
 
+def test_preludes_decay_branches_off_where_its_configuration_says() -> None:
+    """baby_9b_dense_anneal300b.yaml: 35,763 steps after step 953,312."""
+    annealed, step = recipe("prelude_9b_annealed"), 2_048 * 4_096
+    assert annealed.parent is not None
+    assert annealed.parent.recipe == "prelude_9b"
+    assert annealed.parent.at_tokens == 953_312 * step
+    assert annealed.derived.steps == 953_312 + 35_763
+    rates = {step: rate("prelude_9b_annealed", step) for step in (953_312, 989_075)}
+    assert rates == pytest.approx({953_312: 3.5e-4, 989_075: 0.0})
+
+
 def test_preludes_shares_are_the_sums_of_its_mixture_file() -> None:
     shares = recipe("prelude_9b").data.shares
     expected = {

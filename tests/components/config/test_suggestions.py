@@ -150,3 +150,42 @@ def test_what_looks_like_a_word_is_offered_and_else_all() -> None:
     assert nearest("lr", ["lr2", "x"]) == "did you mean lr2?"
     assert nearest("q", ["lr", "x"]) == "known: lr, x"
     assert nearest("q", []) == "known: none"
+
+
+@pytest.mark.parametrize(
+    ("word", "known"),
+    [
+        ("marenostrum4", ["marenostrum5", "lumi"]),
+        ("h100", ["h200", "hopper"]),
+        ("bpe_llama2", ["bpe_llama3", "bpe_gpt2"]),
+        ("gpt2", ["gpt20b", "mula1b"]),
+        ("fp32", ["fp16", "fp8"]),
+        ("beta3", ["beta1", "beta2"]),
+    ],
+)
+def test_a_name_with_other_numbers_is_not_taken_for_a_misspelling(
+    word: str, known: list[str]
+) -> None:
+    assert nearest(word, known) == f"known: {', '.join(sorted(known))}"
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("marenostum5", ["marenostrum5", "lumi"], "marenostrum5"),
+        ("teuken7", ["teuken7b", "mula7b_a1b"], "teuken7b"),
+        ("hopper2025", ["hopper_2025", "hopper"], "hopper_2025"),
+        ("jeanzay", ["jean_zay", "lumi"], "jean_zay"),
+        ("bloom", ["bloom3b", "lumi"], "bloom3b"),
+        ("bfloat16", ["bf16", "fp16"], "bf16"),
+    ],
+)
+def test_a_misspelling_with_the_same_numbers_is_answered(
+    word: str, known: list[str], meant: str
+) -> None:
+    assert nearest(word, known) == f"did you mean {meant}?"
+
+
+def test_of_many_names_the_similar_ones_are_listed_as_such() -> None:
+    many = ["olmo2_1b", "olmo2_7b", *(f"other{number}" for number in range(30))]
+    assert nearest("olmo2_8b", many) == "similar names: olmo2_7b, olmo2_1b"

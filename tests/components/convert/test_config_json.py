@@ -124,3 +124,38 @@ def test_what_no_recipe_says_is_refused_by_its_key_and_value(
         read_config(put(tmp_path, published(name) | change))
     assert said in str(refusal.value)
     assert str(tmp_path / "config.json") in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("qwen2", "qwen2_moe", "qwen3_next", "mixtral", "ministral", "mistral3", "phi3"),
+        *("llama4", "gemma", "gemma2", "gemma3n", "gptj", "gpt_neox", "deepseek_v2", "smollm"),
+        *("olmo_hybrid", "lama"),
+    ],
+)
+def test_an_unknown_network_is_never_answered_with_the_name_of_another_one(
+    kind: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        read_config(put(tmp_path, published(LLAMA) | {"model_type": kind}))
+    families = sorted(family.model_type for family in all_families())
+    assert refusal.value.remedy == f"known: {', '.join(families)}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "meant"),
+    [
+        ("Qwen_3", "qwen3"),
+        ("LLaMA", "llama"),
+        ("deepseek-v3", "deepseek_v3"),
+        ("GPT-2", "gpt2"),
+        ("qwen3-moe", "qwen3_moe"),
+    ],
+)
+def test_a_type_in_another_spelling_is_answered_with_ours(
+    kind: str, meant: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        read_config(put(tmp_path, published(LLAMA) | {"model_type": kind}))
+    assert refusal.value.remedy == f"did you mean {meant}?"
