@@ -1,15 +1,10 @@
 """The memory model against the figures that papers and the playbook print."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from typing_extensions import override
 
 from components.config.shape import ModelShape, PositionsShape
-from components.model.attention_kernels import scaled_dot_product
 from components.planner.job import TrainingJob
 from components.planner.layer import layer_bytes_per_token, microbatches_kept
 from components.planner.memory import plan_memory, rank_memory, usable_bytes
@@ -21,7 +16,6 @@ from components.planner.states import (
     states,
     step_bytes,
 )
-from components.torch_internals.selective import PRODUCTS
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 GIB = 2**30
@@ -102,34 +96,6 @@ def test_unfused_attention_adds_5_a_s_over_h(
         one = job(shape, layout(), sequence_length=length, fused_attention=False)
         kept = one.shape.num_layers * layer_bytes_per_token(one) * length
         assert kept / GIB == pytest.approx(gibibytes, abs=0.01)
-
-
-def test_selective_recomputation_keeps_the_scores_that_unfused_attention_multiplies() -> None:
-    """Counted from torch: the product of queries and keys, which the `math` kernel makes."""
-    heads, length = MIDDLE.attention.num_heads, 64
-    query = torch.randn(1, heads, length, 8, dtype=torch.bfloat16)
-    scores = []
-
-    class Products(TorchDispatchMode):
-        @override
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            result = func(*args, **(kwargs or {}))
-            if func in PRODUCTS and result.shape[-1] == length:
-                scores.append(result.nbytes)
-            return result
-
-    with Products():
-        scaled_dot_product(query, query, query, kernels=["math"], mask=None, dropout=0.0)
-    kept = [
-        layer_bytes_per_token(
-            job(MIDDLE, layout(), sequence_length=length, fused_attention=fused), "selective"
-        )
-        for fused in (True, False)
-    ]
-    log_sums = 4 * heads * length  # a fused kernel keeps these instead
-    assert [(kept[1] - kept[0]) * length + log_sums] == scores
 
 
 def test_tensor_ranks_cut_24_of_34_and_all_with_sequence_parallelism() -> None:
