@@ -283,7 +283,7 @@ def _print(asked: StudyRequest, study: ListedStudy, tried: list[PointResult]) ->
         left = column in {"note", "place"}
         table.add_column(column, justify="left" if left else "right", overflow="fold")
     for row in grid.rows:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row))
+        table.add_row(*row)
     out = console(width=160)
     out.print(f"{study.figure.title} ({study.figure.of}); {study.published.unit}")
     out.print(table)

@@ -65,8 +65,8 @@ class StudyRequest:
 
 
 def read_value(key: str, value: Value) -> Any:
-    """Read a text in braces as the command line does: a part of a recipe, of several keys."""
-    if isinstance(value, str) and value.startswith("{"):
+    """Parse a text in braces (several keys) or brackets (a list) as the command line does."""
+    if isinstance(value, str) and value.startswith(("{", "[")):
         return parse_word(f"{key}={value}").value()
     return value
 

@@ -61,6 +61,9 @@ def runner_of(asked: StudyRequest) -> Runner:
         raise RecipeError("action", f"no plan knows {objective.measured}", remedy)
     if asked.action == "plan":
         return partial(_plan, asked)
+    if objective.measured is None:
+        problem = f"no run measures {objective.planned}"
+        raise RecipeError("action", problem, "plan it: action=plan")
     if measures_tokenizers(asked.study):
         from command.study.tokenizers import count_point
 
@@ -216,7 +219,7 @@ def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
     Raises:
         RecipeError: it finished without such a figure.
     """
-    run, key = asked.folder_of(point), asked.study.objective.measured
+    run, key = asked.folder_of(point), str(asked.study.objective.measured)
     if measures_tokenizers(asked.study):
         from command.study.tokenizers import counted_in
 
@@ -264,11 +267,14 @@ def figure_in(tree: Mapping[str, Any], key: str, where: str) -> float:
 
 
 def known_in(tree: Mapping[str, Any], key: str, where: str) -> float | None:
-    """Read a number, or nothing where the tree has null.
+    """Read a number, or nothing where the tree has null; keys with `` + `` between are added.
 
     Raises:
         RecipeError: there is no such key, or no number.
     """
+    if " + " in key:
+        parts = [known_in(tree, part, where) for part in key.split(" + ")]
+        return None if None in parts else sum(filter(None, parts))
     node: Any = tree
     for step in key.split("."):
         if node is None:

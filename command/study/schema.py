@@ -23,9 +23,12 @@ CSV_NAME = r"^[\w-]+\.csv$"  # a name, no path: the folder is not the file's to 
 
 
 class Objective(Section):
-    """What is compared: a key of ``results.json``, and of a plan's JSON; null if none knows."""
+    """What is compared: a key of ``results.json``, and of a plan's JSON; null if none knows.
 
-    measured: str
+    Several keys with `` + `` between them are added.
+    """
+
+    measured: str | None
     planned: str | None
 
 
@@ -67,6 +70,7 @@ class Interval(Section):
 class Goal(Objective):
     """What is compared, and which of two figures is the better one."""
 
+    measured: str
     direction: Literal["maximize", "minimize"]
 
 

@@ -171,11 +171,14 @@ def _mistakes_of_listed(study: ListedStudy) -> Mistakes:
 
 
 def _unreadable(study: ListedStudy) -> Mistakes:
-    """Report columns without a figure, and tokenizers that are no name."""
+    """Report an objective and columns without a figure, and tokenizers that are no name."""
+    shown = [("objective", study.objective.measured or study.objective.planned)]
     for name, column in study.columns.items():
-        if column.measured is None and column.planned is None:
+        shown.append((f"columns.{name}", column.measured or column.planned))
+    for path, key in shown:
+        if not key:
             problem = "shows neither a measured nor a planned figure"
-            yield f"columns.{name}", problem, "name a key as measured, as planned, or both"
+            yield path, problem, "name a key as measured, as planned, or both"
     for tokenizer in varied(study).get(schema.TOKENIZER) or ():
         if not re.fullmatch(r"[a-z0-9][a-z0-9_]*", str(tokenizer)):
             problem = f"{tokenizer!r} is no name of a file of conf/tokenizer"

@@ -39,7 +39,7 @@ def count_point(asked: StudyRequest, point: Point) -> Look:
         )
         with replace_atomically(folder / COUNTS) as file:
             file.write(json.dumps(found, indent=1).encode() + b"\n")
-    key = asked.study.objective.measured
+    key = str(asked.study.objective.measured)
     return lambda: counted_in(folder, key)
 
 

@@ -53,13 +53,15 @@ def _kept_selectively(job: TrainingJob) -> float:
 
     What a layer adds to its input last, unless a norm reads it, and shares that a collective
     adds up, are not kept (`components.model.kept`), nor what blocks gather; 4 bytes a head are
-    attention's own, 12 the choice of an expert.
+    attention's own, 12 the choice of an expert. Unfused attention multiplies queries and keys
+    in float32, and this product is kept.
     """
     shape, layout, hidden = job.shape, job.layout, 2.0 * job.shape.dim
     attention, copies = shape.attention, (shape.mlp.top_k or 1) * layout.padding
     # What comes in, and what attention adds; a norm after the MLP asks what that gave.
     whole = (2 if shape.norm_placement == "before" else 3) * hidden
-    cut = 2.0 * _attention_results(job) + 4.0 * attention.num_heads
+    scores = 1 if job.fused_attention else job.sequence_length
+    cut = 2.0 * _attention_results(job) + 4.0 * attention.num_heads * scores
     gathered = attention.num_kv_heads * (attention.head_dim + attention.values)
     cut += 2.0 * gathered * layout.context * (layout.context > 1)
     cut += 2.0 * (2 if shape.mlp.gated else 1) * copies * shape.mlp.ffn_dim

@@ -60,7 +60,8 @@ class PlannedTime(BaseModel, frozen=True):
     Rates are tokens a second, and the same as TFLOP/s a device and as parts of the peak, the
     vendor's for dense products. ``full`` counts the whole attention matrix, ``causal`` half of
     it, ``hardware`` and ``hfu`` add what is computed twice to ``full`` (Korthikanti et al.
-    2022, arXiv 2205.05198, section 6.3, model and hardware FLOPs).
+    2022, arXiv 2205.05198, section 6.3, model and hardware FLOPs). Energy is the devices' rated
+    power times the step.
     """
 
     step_seconds: float
@@ -68,6 +69,7 @@ class PlannedTime(BaseModel, frozen=True):
     step_seconds_high: float
     tokens_per_second: float
     tokens_per_second_per_device: float
+    joules_per_token: float | None
     tflops_per_device_full: float
     tflops_per_device_causal: float
     tflops_per_device_hardware: float
@@ -296,13 +298,14 @@ def planned_time(plan: Plan) -> PlannedTime | None:
     rates = {name: count * device / 1e12 for name, count in counted.items()}
     full, causal = rates["full"], rates["causal"]
     hardware_rate = _hardware_flops(job, counted["full"]) * device / 1e12
-    peak = plan.hardware.peak_teraflops[job.compute]
+    peak, watts = plan.hardware.peak_teraflops[job.compute], plan.hardware.device_watts
     return PlannedTime(
         step_seconds=step.total,
         step_seconds_low=step.total / (1 + error_fraction),
         step_seconds_high=step.total * (1 + error_fraction),
         tokens_per_second=device * job.layout.ranks,
         tokens_per_second_per_device=device,
+        joules_per_token=None if watts is None else watts / device,
         tflops_per_device_full=full,
         tflops_per_device_causal=causal,
         tflops_per_device_hardware=hardware_rate,

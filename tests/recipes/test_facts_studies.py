@@ -3,10 +3,12 @@
 The tables are typed from the sources that each names, not read from the studies.
 """
 
+import json
 import re
 from functools import cache
 from itertools import product
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -28,6 +30,10 @@ TEUKEN_LAYOUT = {TENSOR: 2, PIPELINE: 2, DATA: 128}
 DEVICES = {
     "bloom_shapes": 384,
     "bloom_topology": 384,
+    "caraml_energy": 4,
+    "flash_gpt3": 8,
+    "mula_optimizer": 3_072,
+    "mula_passes": 3_072,
     "mula_table3": 3_072,
     "vocabularies": 512,
 }
@@ -126,6 +132,17 @@ def test_speed_ups_of_mula() -> None:
         if value is not None
     }
     assert said == whole
+
+
+def test_speed_ups_of_the_parts_of_mula_s_step() -> None:
+    assert published("mula_passes", "recipe", PATH) == [
+        (recipe, "loop", passes) for recipe, (passes, *_) in TABLE_3.items()
+    ]
+    assert published("mula_optimizer", "recipe", AWARE) == [
+        (recipe, False, optimizer)
+        for recipe, (_, _, optimizer, _, _) in TABLE_3.items()
+        if optimizer is not None
+    ]
 
 
 @pytest.mark.parametrize("recipe", TABLE_3)
@@ -300,6 +317,17 @@ def test_the_recipe_of_a_point_is_on_as_many_devices_as_the_figure_says(name: st
             degrees = recipe.parallelism
             assert recipe.derived.ranks == degrees.data * degrees.tensor
         assert recipe.derived.ranks == DEVICES.get(name, recipe.derived.ranks)
+
+
+def test_the_page_of_studies_states_the_medians_of_the_tables() -> None:
+    """The plans that `benchmarks.ledger.tables` has kept, as docs/studies.md rounds them."""
+    kept = json.loads((ROOT / "benchmarks/results/tables.json").read_text("utf-8"))["studies"]
+    page = (ROOT / "docs/studies.md").read_text("utf-8")
+    stated = dict(re.findall(r"^\| `(\w+)` \|.*\| (\d+) % \|$", page, re.MULTILINE))
+    found = {name: one["deviations"] for name, one in kept.items() if one["deviations"]}
+    assert stated == {
+        name: f"{100 * median(map(abs, deviations)):.0f}" for name, deviations in found.items()
+    }
 
 
 @pytest.mark.long

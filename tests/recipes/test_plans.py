@@ -104,6 +104,8 @@ def test_the_json_object_has_what_is_promised(capsys: pytest.CaptureFixture[str]
     assert {"peak_bytes", "device_bytes", "verdict", "by_stage"} <= tree["memory"].keys()
     rates = {"step_seconds", "tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu"}
     assert rates <= tree["time"].keys()
+    watts = tree["time"]["joules_per_token"] * tree["time"]["tokens_per_second_per_device"]
+    assert watts == pytest.approx(400)  # the rated power of an A100
     assert {"device_hours", "energy_kwh", "days", "jobs", "steps"} <= tree["bill"].keys()
     parts = ("useful", "checkpoint", "failure", "evaluation", "chain")
     days = sum(tree["bill"][f"{part}_days"] for part in parts)

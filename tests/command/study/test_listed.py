@@ -104,6 +104,31 @@ def test_a_text_in_braces_sets_the_keys_of_a_part(tmp_path: Path) -> None:
     assert values["model.positions"] == expected
 
 
+def test_a_text_in_brackets_sets_a_list(tmp_path: Path) -> None:
+    tree = RATES | {"grid": {"parallelism.recompute": ["none", "[attention, mlp]"]}}
+    tree["products"] = {"budget.total_tokens": [512]}
+    tree["published"] = RATES["published"] | {"values": []}
+    tree["figure"] = RATES["figure"] | {"x": ["parallelism.recompute"]}
+    file = tmp_path / "rates.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    asked = ask([f"study={file}"])
+    assert isinstance(asked.study, ListedStudy)
+    found = [asked.arguments_of(point).file_values for point in asked.study.points]
+    assert [one["parallelism.recompute"] for one in found] == ["none", ["attention", "mlp"]]
+
+
+def test_brackets_of_a_value_are_printed_as_they_are(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tree = shipped("flash_gpt3")
+    tree["points"] = tree["points"][:2]
+    tree["published"]["values"] = tree["published"]["values"][:1]
+    assert main(["-m", write(folder, tree), "action=plan"]) == 0
+    printed = capfd.readouterr().out
+    assert " [math] " in printed
+    assert " [flash] " in printed
+
+
 def test_a_planned_study_says_what_each_plan_says_against_the_baseline(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,6 +256,8 @@ def test_no_more_runs_are_under_way_than_asked_for(
         (["-m", f"study={WEAK}", "study.search.trials=4"], "the study's file has no such key"),
         (["-m", f"study={WEAK}", "action=show"], "action: 'show' gives a study no figures"),
         (["-m", "study=rates.yaml", "action=plan"], "action: no plan knows step_seconds"),
+        (["-m", "study=plans.yaml"], "action: no run measures time.step_seconds\n  plan it"),
+        (["-m", "study=neither.yaml"], r"neither.yaml.objective: shows neither"),
         (["action=report", "study=smng_p2_search"], "action: smng_p2_search searches"),
         (["action=report", "study=rates.yaml", "file=."], "is a folder"),
         (
@@ -245,6 +272,10 @@ def test_what_is_wrong_is_said_in_one_message(
     folder: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     write(folder, RATES)
+    objectives = {"plans": "time.step_seconds", "neither": None}
+    for name, planned in objectives.items():
+        objective = {"measured": None, "planned": planned}
+        write(folder, {**RATES, "name": name, "objective": objective})
     table = shipped("playbook_best")
     write(folder, {**table, "name": "both", "points": []})
     write(folder, {**table, "name": "none", "table": "h100_layouts.csv"})

@@ -195,6 +195,8 @@ def test_what_a_column_names_is_a_number_or_not_known() -> None:
     found = {"bill": None, "time": {"mfu": 0.5, "hfu": None}, "name": "x"}
     assert known_in(found, "time.mfu", "columns.a") == 0.5
     assert (known_in(found, "bill.days", ""), known_in(found, "time.hfu", "")) == (None, None)
+    assert known_in(found, "time.mfu + time.mfu", "") == 1.0
+    assert known_in(found, "time.mfu + time.hfu", "") is None
     for key in ("name", "time.step", "time.mfu.deeper", "time"):
         with pytest.raises(RecipeError, match=f"{key} is no number there") as caught:
             known_in(found, key, "columns.a")
