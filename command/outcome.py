@@ -40,6 +40,7 @@ REMEDIES = {
     errno.EFBIG: "raise the limit of a file's size: ulimit -f",
     errno.ENOENT: "check the path",
     errno.EEXIST: "check the path: a file is where a folder has to be",
+    errno.ENOTEMPTY: "another process has written it: use that, or name another place",
     errno.ENOTDIR: "check the path: a part of it is a file, no folder",
     errno.EISDIR: "name a file",
     errno.ELOOP: "check the path: its links lead in a circle",
