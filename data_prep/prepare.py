@@ -141,9 +141,8 @@ def _build_beside(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say
         try:
             with create_folder(folder) as partial:
                 others = {*folder.parent.glob(f".{folder.name}.*.partial")} - {partial}
-                if others:
-                    names = ", ".join(sorted(map(str, others)))
-                    say(f"data: unfinished, delete if no preparation is running: {names}")
+                for other in sorted(others):
+                    say(f"data: unfinished, delete if no preparation is running: {other}")
                 _build(partial, task, tokenise, say)
         except OSError:
             if not folder.is_dir():

@@ -18,15 +18,8 @@ from typing import Literal, Protocol
 import numpy as np
 
 from components.config.schema.data import Source
-from components.data import byte_bpe, unigram
-from components.data.files import (
-    REBUILD,
-    FileRecord,
-    HashFile,
-    hash_file,
-    record_file,
-    replace_atomically,
-)
+from components.data import byte_bpe, files, unigram
+from components.data.files import REBUILD, FileRecord, HashFile, hash_file, record_file
 from components.data.manifest import Manifest, SourceRecord
 from components.data.megatron import MegatronIndex, read_index, write_index
 from components.data.token_file import TokenFileRecord, Tokens, encode, open_token_file
@@ -285,12 +278,12 @@ def write_megatron(folder: Path, manifest: Manifest) -> list[Path]:
 
 def _write_one(folder: Path, record: TokenFileRecord, eod_id: int) -> Path:
     prefix = (folder / record.name).with_suffix("")
-    target = Path(f"{prefix}.bin")
+    source, target = folder / record.name, Path(f"{prefix}.bin")
     try:
         target.unlink(missing_ok=True)
-        target.hardlink_to(folder / record.name)
+        target.hardlink_to(source)
     except OSError:  # the file system has no second names
-        with (folder / record.name).open("rb") as read, replace_atomically(target) as write:
+        with source.open("rb") as read, files.replace_atomically(target) as write:
             shutil.copyfileobj(read, write)
     write_index(prefix, open_token_file(folder, record), record.dtype, eod_id=eod_id)
     return prefix

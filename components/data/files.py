@@ -22,6 +22,7 @@ from components.ranges import Tokens
 REBUILD = "delete its folder and run action=prepare again"
 BLOCK_BYTES = 1 << 20
 HASHES = "hashes.jsonl"
+MOST_NAME_BYTES = 200  # of a temporary file; file systems allow 255 with what is added
 HOST = f"{zlib.crc32(os.uname().nodename.encode()):08x}"  # in names of temporary files
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in the texts of Rust's errors
 # A file that was changed just now may change again without a new time: clocks are coarse, and
@@ -93,7 +94,8 @@ def writing(path: Path, *, suffix: str = "", is_folder: bool = False) -> Iterato
     The hidden place is locked while it is in use. A killed process leaves it without a lock,
     and the next process on this host that writes ``path`` removes it.
     """
-    stem, numbers = f".{path.name.removesuffix(suffix)}.{HOST}", itertools.count()
+    name = os.fsencode(path.name.removesuffix(suffix))[:MOST_NAME_BYTES].decode(errors="ignore")
+    stem, numbers = f".{name}.{HOST}", itertools.count()
     partial, descriptor = path, None
     try:
         while descriptor is None:
@@ -101,7 +103,9 @@ def writing(path: Path, *, suffix: str = "", is_folder: bool = False) -> Iterato
             descriptor = _create(partial, is_folder=is_folder)
         yield partial
     except OSError as error:
-        if error.filename is not None and not str(error.filename).startswith(str(partial)):
+        # A copy that fails names its source first, and where it should have gone second.
+        names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        if names and not any(name.startswith(str(partial)) for name in names):
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     except Exception as error:
@@ -154,11 +158,22 @@ def _remove(partial: Path, descriptor: int) -> None:
     """Remove an open file or folder, unless its name belongs to another by now; close it."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(descriptor), partial.lstat()):
-            if partial.is_dir():
-                shutil.rmtree(partial, ignore_errors=True)
-            else:
-                partial.unlink()
+            shutil.rmtree(partial, ignore_errors=True)  # of a file this does nothing
+            partial.unlink()
     os.close(descriptor)
+
+
+@contextmanager
+def parents_of(path: Path) -> Iterator[None]:
+    """Make the missing folders above ``path``; remove those that are empty at the end."""
+    missing = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        with suppress(OSError):
+            for folder in missing:
+                folder.rmdir()
 
 
 @contextmanager
@@ -174,8 +189,7 @@ def complete_or_removed(folder: Path) -> Iterator[None]:
 @contextmanager
 def create_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder; rename it to ``path`` if the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path, is_folder=True) as partial:
+    with parents_of(path), writing(path, is_folder=True) as partial:
         yield partial
         sync_folder(partial)
         partial.rename(path)

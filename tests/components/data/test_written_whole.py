@@ -52,13 +52,17 @@ def write_tensors(folder: Path) -> None:
     save_file({"a": torch.zeros(10_000)}, folder / "model.safetensors")
 
 
+def copy_file(folder: Path) -> None:
+    shutil.copyfile(torch.__file__, folder / "tokenizer.json")
+
+
 def write_tokenizer(folder: Path) -> None:
     pieces = {f"piece {number}": number for number in range(1000)}
     Tokenizer(models.WordLevel(pieces, "piece 0")).save(str(folder / "tokenizer.json"))
 
 
 @pytest.mark.usefixtures("small_files")
-@pytest.mark.parametrize("fill", [write_text, write_tensors, write_tokenizer])
+@pytest.mark.parametrize("fill", [write_text, write_tensors, write_tokenizer, copy_file])
 def test_a_folder_that_cannot_be_written_is_removed_and_named(
     fill: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +159,12 @@ def test_a_folder_that_was_written_meanwhile_stays(tmp_path: Path) -> None:
     assert (tmp_path / "hf" / "config.json").read_text() == "second"
     assert [file.name for file in tmp_path.iterdir()] == ["hf"]
     assert tell_error(failed.value, []) is Status.WRONG_INPUT
+
+
+def test_a_name_as_long_as_file_systems_allow_can_be_written(tmp_path: Path) -> None:
+    file = tmp_path / ("ü" * 125 + ".html")
+    write_atomically(file, MANY)
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_link_or_a_folder_that_has_the_hidden_name_is_left_alone(tmp_path: Path) -> None:
