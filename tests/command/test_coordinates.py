@@ -135,6 +135,7 @@ def test_sizes_that_are_zero_or_not_finite_have_no_slope(
     assert math.isnan(row.growth) == math.isnan(slope)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("rate", ["1e-30", "1e30"])
 def test_a_rate_that_changes_nothing_or_everything_is_not_flat(
