@@ -226,7 +226,10 @@ def render(settings: JobSettings) -> str:
 def run_folder(recipe: Recipe, user: User, named: Path | None, repository: Path) -> Path:
     """Return the absolute folder of the run: the one named, else one below the user's runs."""
     runs = Path(user.runs or repository / "runs")
-    return (named or runs / f"{recipe.name}-{recipe.scale.name}").absolute()
+    folder = (named or runs / f"{recipe.name}-{recipe.scale.name}").absolute()
+    if len(bytes(folder)) > 4095 or any(len(part.encode()) > 255 for part in folder.parts):
+        raise RecipeError("run", f"{str(folder)[:60]}...: too long", "choose a shorter path")
+    return folder
 
 
 def _lead_seconds(cluster: Cluster, site: Site, plan: Plan | None, walltime: int) -> int:

@@ -125,4 +125,5 @@ def show(found: Sequence[Coordinates], recipe: Recipe, rates: Mapping[str, float
 def _verdict(row: Coordinates, recipe: Recipe) -> str:
     if is_judged(row, recipe):
         return "flat" if row.is_flat else "NOT FLAT"
-    return "" if row.is_flat else "grows" if row.growth > 1.0 else "shrinks"
+    direction = "grows" if row.growth > 1.0 else "shrinks" if row.growth < 1.0 else ""
+    return "" if row.is_flat else direction

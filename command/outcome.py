@@ -7,7 +7,6 @@ file, without environment variables: somebody will send it to somebody.
 import errno
 import os
 import platform
-import re
 import shlex
 import signal
 import sys
@@ -22,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from io import IOBase
 from pathlib import Path
 
-from components.errors import RecipeError
+from components.errors import NO_MEMORY, RecipeError
 from components.json_file import dump_json
 from components.terminal import say, tell
 
@@ -40,6 +39,7 @@ REMEDIES = {
     errno.EFBIG: "raise the limit of a file's size: ulimit -f",
     errno.ENOENT: "check the path",
     errno.EEXIST: "check the path: a file is where a folder has to be",
+    errno.ENOTEMPTY: "another process has written it: use that, or name another place",
     errno.ENOTDIR: "check the path: a part of it is a file, no folder",
     errno.EISDIR: "name a file",
     errno.ELOOP: "check the path: its links lead in a circle",
@@ -47,12 +47,6 @@ REMEDIES = {
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.EAGAIN: "the limit of processes is too low here: ulimit -u, or ask the site",
 }
-# Libraries have no exception type of their own for it, or one that is not loaded here.
-NO_MEMORY = re.compile(
-    r"MemoryError|can(?:no|')t allocate memory|failed to map segment|bad_alloc|out of memory|"
-    r"not enough memory|can't start new thread",
-    re.IGNORECASE,
-)
 
 
 class Status(IntEnum):
@@ -131,7 +125,8 @@ def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Statu
     ):
         error = RecipeError("this machine", _problem("no memory is left", error), MEMORY)
     if isinstance(error, OSError) and (error.errno in REMEDIES or error.filename is not None):
-        place = str(error.filename or _open_file(error) or "this machine")
+        target = None if error.errno == errno.ENOENT else error.filename2  # of a copy
+        place = str(target or error.filename or _open_file(error) or "this machine")
         remedy = REMEDIES.get(error.errno or 0, FILE_SYSTEM)
         error = RecipeError(place, error.strerror or str(error), remedy)
     if isinstance(error, RecipeError):

@@ -3,6 +3,15 @@
 Everything else that is raised is a bug of ours or of the machine, and propagates.
 """
 
+import re
+
+# Libraries have no exception type of their own for it, or one that is not loaded here.
+NO_MEMORY = re.compile(
+    r"MemoryError|can(?:no|')t allocate memory|failed to map segment|bad_alloc|out of memory|"
+    r"not enough memory|can't start new thread",
+    re.IGNORECASE,
+)
+
 
 class RecipeError(ValueError):
     """Describe what is wrong with the input: where, what value, which rule, the way out.

@@ -6,9 +6,6 @@ and renamed at the end: what has the name is complete.
 
 import hashlib
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +17,9 @@ from components.data.files import (
     REBUILD,
     FileRecord,
     HashFile,
+    create_folder,
     hash_file,
     record_file,
-    sync_folder,
 )
 from components.data.manifest import Manifest, SourceRecord, StageRecord, TokenizerRecord
 from components.data.tokenizer import Tokenizer
@@ -139,24 +136,17 @@ def _open_sources(
 
 def _build_beside(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> None:
     """Build a folder and rename it; one that another process has built meanwhile stays."""
-    unfinished = sorted(map(str, folder.parent.glob(f".{folder.name}.*.partial")))
-    if unfinished:
-        names = ", ".join(unfinished)
-        say(f"data: unfinished, delete if no preparation is running: {names}")
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    make_folder(folder.parent, exist_ok=True)
     with full_disk_told(folder.parent):
-        make_folder(partial)
         try:
-            _build(partial, task, tokenise, say)
-            sync_folder(partial)
-            try:
-                partial.rename(folder)
-            except OSError:
-                if not folder.is_dir():
-                    raise
-            sync_folder(folder.parent)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            with create_folder(folder) as partial:
+                others = {*folder.parent.glob(f".{folder.name}.*.partial")} - {partial}
+                for other in sorted(others):
+                    say(f"data: unfinished, delete if no preparation is running: {other}")
+                _build(partial, task, tokenise, say)
+        except OSError:
+            if not folder.is_dir():
+                raise
 
 
 def _build(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> None:

@@ -8,7 +8,6 @@ copies of a document may stand on both sides.
 
 import hashlib
 import heapq
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from components.config.schema.data import Source
-from components.data import byte_bpe, unigram
+from components.data import byte_bpe, files, unigram
 from components.data.files import REBUILD, FileRecord, HashFile, hash_file, record_file
 from components.data.manifest import Manifest, SourceRecord
 from components.data.megatron import MegatronIndex, read_index, write_index
@@ -279,15 +278,12 @@ def write_megatron(folder: Path, manifest: Manifest) -> list[Path]:
 
 def _write_one(folder: Path, record: TokenFileRecord, eod_id: int) -> Path:
     prefix = (folder / record.name).with_suffix("")
-    target = Path(f"{prefix}.bin")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    source, target = folder / record.name, Path(f"{prefix}.bin")
     try:
-        try:
-            partial.hardlink_to(folder / record.name)
-        except OSError:  # the file system has no second names
-            shutil.copyfile(folder / record.name, partial)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
+        target.hardlink_to(source)
+    except OSError:  # the file system has no second names
+        with source.open("rb") as read, files.replace_atomically(target) as write:
+            shutil.copyfileobj(read, write)
     write_index(prefix, open_token_file(folder, record), record.dtype, eod_id=eod_id)
     return prefix

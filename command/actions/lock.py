@@ -12,7 +12,7 @@ from command.recipe.lock_file import as_received, check_recipe_place, travels
 from command.recipe.path_checks import check_data_place
 from components.config.key_groups import KeyGroup, fingerprint_of
 from components.config.schema.recipe import read_recipe, read_section
-from components.data.files import replace_atomically
+from components.data.files import parents_of, replace_atomically
 from components.errors import RecipeError
 from components.run.folder import existing_run_folder
 from components.run.ownership import is_own
@@ -108,8 +108,7 @@ def write_lock(lock: Lock, arguments: Arguments, kind: Literal["lock", "recipe"]
     verify = shlex.join(["action=verify", f"file={file.name}"])
     lines.append(f"What differs now: python run.py {verify}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replace_atomically(file) as stream:
+        with parents_of(file), replace_atomically(file) as stream:
             stream.write(write_text(lock, "\n".join(lines)).encode())
     except OSError as error:
         raise RecipeError(

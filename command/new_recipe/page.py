@@ -17,7 +17,7 @@ from command.new_recipe import material
 from command.new_recipe.material import GivenText, GivenTokenizer
 from command.new_recipe.sizes import Sizes
 from components.config.schema.recipe import Recipe
-from components.data.files import create_atomically
+from components.data.files import create_atomically, parents_of
 from components.errors import RecipeError
 from components.terminal import printable
 
@@ -144,18 +144,11 @@ def write(file: Path, page: str, check: Callable[[Path], object]) -> None:
     Raises:
         RecipeError: what is wrong with it, or that a file is there.
     """
-    folder = file.parent
-    made = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        with create_atomically(file, page.encode()) as unnamed:
+        with parents_of(file), create_atomically(file, page.encode()) as unnamed:
             check(unnamed)
     except FileExistsError:
         raise exists(file) from None
-    except (RecipeError, OSError):
-        if made:
-            folder.rmdir()
-        raise
 
 
 def check_composes(file: Path) -> Recipe:

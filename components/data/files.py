@@ -1,12 +1,15 @@
 """Files that are whole or absent, their records, and hashes remembered between commands."""
 
+import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +22,8 @@ from components.ranges import Tokens
 REBUILD = "delete its folder and run action=prepare again"
 BLOCK_BYTES = 1 << 20
 HASHES = "hashes.jsonl"
+MOST_NAME_BYTES = 200  # of a temporary file; file systems allow 255 with what is added
+HOST = f"{zlib.crc32(os.uname().nodename.encode()):08x}"  # in names of temporary files
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in the texts of Rust's errors
 # A file that was changed just now may change again without a new time: clocks are coarse, and
 # a file system on the network may tell of a change late.
@@ -82,15 +87,25 @@ def check_regular(path: Path, where: str) -> None:
 
 
 @contextmanager
-def writing(path: Path, partial: Path) -> Iterator[None]:
-    """Remove ``partial`` at the end; replace its name by ``path`` in system errors.
+def writing(path: Path, *, suffix: str = "", is_folder: bool = False) -> Iterator[Path]:
+    """Create a hidden file or folder beside ``path`` to be renamed; remove it at the end.
 
-    Libraries in Rust put the system error into the text of their own error.
+    System errors name ``path``. Libraries in Rust put them into the text of their own error.
+    The hidden place is locked while it is in use. A killed process leaves it without a lock,
+    and the next process on this host that writes ``path`` removes it.
     """
+    name = os.fsencode(path.name.removesuffix(suffix))[:MOST_NAME_BYTES].decode(errors="ignore")
+    stem, numbers = f".{name}.{HOST}", itertools.count()
+    partial, descriptor = path, None
     try:
-        yield
+        while descriptor is None:
+            partial = path.with_name(f"{stem}-{next(numbers)}.partial{suffix}")
+            descriptor = _create(partial, is_folder=is_folder)
+        yield partial
     except OSError as error:
-        if error.filename is not None and not str(error.filename).startswith(str(partial)):
+        # A copy that fails names its source first, and where it should have gone second.
+        names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        if names and not any(name.startswith(str(partial)) for name in names):
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     except Exception as error:
@@ -99,9 +114,66 @@ def writing(path: Path, partial: Path) -> Iterator[None]:
         number = int(match[1])
         raise OSError(number, os.strerror(number), str(path)) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        with suppress(OSError):
+        if descriptor is not None:
+            _remove(partial, descriptor)
+
+
+def _create(partial: Path, *, is_folder: bool) -> int | None:
+    """Create and lock a file or folder; None if another process was first."""
+    if os.path.lexists(partial):
+        with suppress(OSError):  # NFS locks only files that are open for writing
+            kind = os.O_RDONLY if partial.is_dir() else os.O_RDWR
+            descriptor = os.open(partial, kind | os.O_NOFOLLOW | os.O_NONBLOCK)
+            if _lock(partial, descriptor, lockless=False):
+                _remove(partial, descriptor)
+            else:
+                os.close(descriptor)
+        return None
+    kind = os.O_RDONLY if is_folder else os.O_RDWR | os.O_CREAT | os.O_EXCL
+    with suppress(FileExistsError):
+        if is_folder:
+            partial.mkdir()
+        descriptor = os.open(partial, kind, 0o666)
+        if _lock(partial, descriptor, lockless=True):
+            return descriptor
+        os.close(descriptor)
+    return None
+
+
+def _lock(partial: Path, descriptor: int, *, lockless: bool) -> bool:
+    """Lock an open file or folder; false if it is locked, or has lost its name.
+
+    ``lockless`` is returned where the file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), partial.lstat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError:
+        return lockless
+
+
+def _remove(partial: Path, descriptor: int) -> None:
+    """Remove an open file or folder, unless its name belongs to another by now; close it."""
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(descriptor), partial.lstat()):
+            shutil.rmtree(partial, ignore_errors=True)  # of a file this does nothing
             partial.unlink()
+    os.close(descriptor)
+
+
+@contextmanager
+def parents_of(path: Path) -> Iterator[None]:
+    """Make the missing folders above ``path``; remove those that are empty at the end."""
+    missing = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        with suppress(OSError):
+            for folder in missing:
+                folder.rmdir()
 
 
 @contextmanager
@@ -117,11 +189,9 @@ def complete_or_removed(folder: Path) -> Iterator[None]:
 @contextmanager
 def create_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder; rename it to ``path`` if the block succeeds."""
-    partial = path.with_name(f".{path.name}.unfinished")
-    with writing(path, partial):
-        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-        partial.mkdir(parents=True)
+    with parents_of(path), writing(path, is_folder=True) as partial:
         yield partial
+        sync_folder(partial)
         partial.rename(path)
     sync_folder(path.parent)
 
@@ -140,8 +210,7 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
         RecipeError: ``path`` is a folder, a pipe or a device.
     """
     check_regular(path, str(path))
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with writing(path, partial):
+    with writing(path) as partial:
         with partial.open("wb", buffering=BLOCK_BYTES) as file:
             yield file
             file.flush()
@@ -157,8 +226,7 @@ def create_atomically(path: Path, content: bytes) -> Iterator[Path]:
     Raises:
         FileExistsError: ``path`` exists.
     """
-    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
-    with writing(path, partial):
+    with writing(path, suffix=path.suffix) as partial:
         with partial.open("wb") as file:
             file.write(content)
             file.flush()

@@ -52,9 +52,15 @@ class Coordinates:
 
     @property
     def slope(self) -> float:
-        """The exponent with which the size grows: least squares over logarithms."""
-        steps = np.log(list(self.sizes))
-        slope, _ = np.polyfit(steps, np.log(list(self.sizes.values())), 1)
+        """The exponent with which the size grows: least squares over logarithms.
+
+        It is NaN if nothing changed, or if a size is not finite. Weights that start at zero
+        have size 0 at each width, which is flat.
+        """
+        sizes = list(self.sizes.values())
+        if not all(0.0 < size < math.inf for size in sizes):
+            return math.nan if any(sizes) or self.of == "change" else 0.0
+        slope, _ = np.polyfit(np.log(list(self.sizes)), np.log(sizes), 1)
         return float(slope)
 
     @property
@@ -110,7 +116,7 @@ def _coordinates(
             of,
             axis,
             {
-                size: math.exp(np.mean([math.log(run[place][kind]) for run in runs]))
+                size: math.prod(run[place][kind] for run in runs) ** (1 / SEEDS)
                 for size, runs in found.items()
             },
         )

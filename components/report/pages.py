@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.data.files import replace_atomically
+from components.data.files import parents_of, replace_atomically
 from components.errors import RecipeError
 from components.terminal import hide_folders, printable
 
@@ -166,13 +166,12 @@ def write_page(page: str, destination: Path) -> Path:
         RecipeError: it cannot be written there.
     """
     try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        with replace_atomically(destination) as stream:
+        with parents_of(destination), replace_atomically(destination) as stream:
             # JSON can name half a surrogate pair, which no file can hold.
             stream.write(page.encode("utf-8", errors="replace"))
     except OSError as error:
         problem = f"cannot be written: {error.strerror}"
-        remedy = "make room, or name another place: file=..."
+        remedy = "make room, or name another place"
         raise RecipeError(str(destination), problem, remedy) from None
     return destination
 

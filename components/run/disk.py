@@ -99,7 +99,8 @@ def explained(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in REMEDIES.keys() - GONE:
             raise
-        raise _cannot_be_written(Path(error.filename or folder), error) from error
+        place = error.filename2 or error.filename or folder
+        raise _cannot_be_written(Path(place), error) from error
 
 
 def _cannot_be_written(path: Path, error: OSError, more: str = "") -> RecipeError:

@@ -45,9 +45,7 @@ from components.terminal import is_utf8
 
 SEALED = frozenset({"recipe.json", "data.json"})
 KEPT = re.compile(r"recipe-before-step-([0-9]{1,18})\.json")
-BEGUN = re.compile(
-    r"checkpoints|submit\.lock|derived\.json|\.(derived|recipe)\.json(\.\w+)?\.\d+(\.partial)?"
-)
+BEGUN = re.compile(r"checkpoints|submit\.lock|derived\.json|\.(derived|recipe)\.json\..+")
 ANY_RUN = "name a folder that a run wrote: each says its own where it starts"
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+from components.data.files import write_atomically
 from components.errors import RecipeError
 from components.json_file import MOST_BYTES, open_regular
 
@@ -53,10 +54,7 @@ def sign(file: Path) -> None:
         return
     if len(key) != KEY_BYTES:  # somebody's own file of that name, or half of one
         return
-    seal = seal_of(file)
-    beside = seal.with_name(f".{seal.name}.{os.getpid()}")
-    beside.write_text(f"{_mac(key, file.read_bytes())}\n", "ascii")
-    beside.replace(seal)
+    write_atomically(seal_of(file), f"{_mac(key, file.read_bytes())}\n")
 
 
 def is_own(file: Path) -> bool:

@@ -16,7 +16,7 @@ from components.child_process import python_environment
 from components.config.rules.engine import FLOAT8
 from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
-from components.errors import RecipeError
+from components.errors import NO_MEMORY, RecipeError
 from components.fault_tolerance.failures import FIRST_FAILURE, MENDABLE, recipe_error
 from components.fault_tolerance.soft_failure import NotFiniteError, soft_failure, way_on
 from components.run.folder import RunFolder
@@ -144,6 +144,7 @@ def how_it_ended(folder: RunFolder, status: int) -> str:
 
     Raises:
         RecipeError: a rank met what a user has to mend.
+        MemoryError: a rank had no memory left.
     """
     if not folder.recipe.exists():
         problem = "was removed or moved while the run trained"
@@ -160,6 +161,9 @@ def how_it_ended(folder: RunFolder, status: int) -> str:
             say(f"{soft.text}\n  {way_on(str(folder.path))}")
             return "failed"
         where = f"  what each rank said is in {folder.path / 'ranks'}"
+        if NO_MEMORY.search(failure.message):
+            say(f"{first}\n{where}")
+            raise MemoryError(failure.message)
         say(f"{failure.traceback}{first}: {failure.message}\n{where}")
     if status == MENDABLE:
         problem = "has no room for the error that the first rank has told above"

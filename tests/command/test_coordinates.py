@@ -113,3 +113,37 @@ def test_what_the_check_sets_itself_is_refused() -> None:
     for word in ("precision.compute=float64", "cluster.ranks=2", "model.dropout=0.1"):
         with pytest.raises(RecipeError, match=r"a check of coordinates sets it to"):
             action.compose(read_point(["recipe=teuken7b", word]))
+
+
+@pytest.mark.parametrize(
+    ("of", "sizes", "slope"),
+    [
+        ("start", (0.0, 0.0, 0.0), 0.0),  # a projection that starts at zero
+        ("change", (0.0, 0.0, 0.0), math.nan),
+        ("change", (0.0, 1.0, 2.0), math.nan),
+        ("start", (math.nan, 1.0, 2.0), math.nan),
+        ("change", (1.0, math.inf, 2.0), math.nan),
+        ("change", (1.0, 2.0, 4.0), 1.0),
+    ],
+)
+def test_sizes_that_are_zero_or_not_finite_have_no_slope(
+    of: str, sizes: tuple[float, ...], slope: float
+) -> None:
+    row = Coordinates("mlp", of, "width", dict(zip((2, 4, 8), sizes, strict=True)))
+    assert row.slope == pytest.approx(slope, nan_ok=True)
+    assert row.is_flat == (slope == 0.0)
+    assert math.isnan(row.growth) == math.isnan(slope)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("rate", ["1e-30", "1e30"])
+def test_a_rate_that_changes_nothing_or_everything_is_not_flat(
+    rate: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("recipe=teuken7b", COMPLETEP, PLAIN, f"optimizer.lr={rate}")
+    status, tree = checked(capsys, *words)
+    assert (status, tree["flat"]) == (1, False)
+    assert None in grown(tree, "width", "change").values()
+    assert main(["action=parity", "kind=coordinates", *words]) == 1
+    assert "NOT FLAT" in capsys.readouterr().out

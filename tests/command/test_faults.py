@@ -203,6 +203,42 @@ def test_what_the_system_refuses_and_a_user_can_mend_is_no_fault(
     assert not state.exists()
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize(
+    "words",
+    [("pack",), ("lock",), ("plan", "cluster=juwels", "scale=full")],
+    ids=lambda w: w[0],
+)
+def test_a_file_that_has_no_room_is_named_and_leaves_nothing(
+    words: tuple[str, ...],
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    file = tmp_path / "new" / "folder" / "file.html"
+    assert main(["recipe=teuken7b", f"action={words[0]}", *words[1:], f"file={file}"]) == 2
+    message = capfd.readouterr().err
+    assert str(file) in message
+    assert os.strerror(number) in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_that_has_no_room_names_where_it_should_have_gone(
+    broken: Callable[[BaseException], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken(OSError(errno.ENOSPC, "No space left on device", "source", None, "target"))
+    assert main(SHOW) == 2
+    assert capfd.readouterr().err.startswith("target: No space left on device\n")
+    broken(OSError(errno.ENOENT, "No such file or directory", "source", None, "target"))
+    assert main(SHOW) == 2
+    assert capfd.readouterr().err.startswith("source: No such file or directory\n")
+
+
 def test_one_faulty_point_of_a_sweep_does_not_end_the_others(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

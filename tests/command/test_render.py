@@ -9,6 +9,7 @@ import pytest
 
 from command.actions.jobs.render import run
 from command.arguments import perform, read_point
+from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,6 +44,13 @@ def test_this_machine_has_no_job_script(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "cluster: local has no scheduler" in done.stderr
     assert "cluster=juwels is this recipe's home" in done.stderr
+
+
+@pytest.mark.parametrize("path", ["a" * 256, "ü" * 128, "/".join(["b" * 200] * 25)])
+def test_a_run_whose_path_no_file_system_takes_is_refused(path: str) -> None:
+    words = ["recipe=teuken7b", "cluster=juwels", f"run={path}"]
+    with pytest.raises(RecipeError, match=r"run: .*: too long\n  choose a shorter path"):
+        run(read_point(words))
 
 
 def test_a_file_is_written_where_one_is_named(

@@ -173,8 +173,15 @@ def test_a_killed_preparation_leaves_nothing_that_looks_complete(run, sources, t
     assert left.name.endswith(".partial")
     assert not (left / "manifest.json").exists()
     folder, _ = run()
-    assert said[0] == f"data: unfinished, delete if no preparation is running: {left}"
     assert said[-1] == f"data: prepared {folder}"
+    assert list(root.iterdir()) == [folder]
+
+
+def test_a_preparation_that_another_host_left_unfinished_is_named(run, tmp_path, said):
+    folder, _ = run()
+    folder.rename(left := folder.with_name(f".{folder.name}.other_host-0.partial"))
+    run()
+    assert f"data: unfinished, delete if no preparation is running: {left}" in said
 
 
 def test_two_preparations_at_once_share_one_folder(run, sources, tmp_path):

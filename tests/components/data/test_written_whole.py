@@ -3,8 +3,13 @@
 import errno
 import os
 import resource
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +18,7 @@ from tokenizers import Tokenizer, models
 
 from command.outcome import Status, tell_error
 from components.data.files import (
+    HOST,
     complete_or_removed,
     create_atomically,
     create_folder,
@@ -20,7 +26,13 @@ from components.data.files import (
     write_atomically,
 )
 
+ROOT = Path(__file__).resolve().parents[3]
 MANY = "x" * 100_000
+WRITERS: dict[str, Callable[[Path], AbstractContextManager[Any]]] = {
+    "create_folder({})": create_folder,
+    "replace_atomically({})": replace_atomically,
+    "create_atomically({}, b'')": lambda path: create_atomically(path, b""),
+}
 
 
 @pytest.fixture
@@ -40,13 +52,17 @@ def write_tensors(folder: Path) -> None:
     save_file({"a": torch.zeros(10_000)}, folder / "model.safetensors")
 
 
+def copy_file(folder: Path) -> None:
+    shutil.copyfile(torch.__file__, folder / "tokenizer.json")
+
+
 def write_tokenizer(folder: Path) -> None:
     pieces = {f"piece {number}": number for number in range(1000)}
     Tokenizer(models.WordLevel(pieces, "piece 0")).save(str(folder / "tokenizer.json"))
 
 
 @pytest.mark.usefixtures("small_files")
-@pytest.mark.parametrize("fill", [write_text, write_tensors, write_tokenizer])
+@pytest.mark.parametrize("fill", [write_text, write_tensors, write_tokenizer, copy_file])
 def test_a_folder_that_cannot_be_written_is_removed_and_named(
     fill: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,14 +100,79 @@ def test_errors_of_other_files_keep_their_names(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_complete_takes_its_place(tmp_path: Path) -> None:
-    left = tmp_path / ".exported.unfinished"
-    left.mkdir()
-    (left / "old").touch()
-    with create_folder(tmp_path / "exported") as folder:
-        write_text(folder)
-    assert [file.name for file in (tmp_path / "exported").iterdir()] == ["config.json"]
-    assert not left.exists()
+def start_writing(target: Path, how: str) -> subprocess.Popen[str]:
+    """Start a process that writes; it says what is there, and waits."""
+    program = f"""
+import os, sys
+from pathlib import Path
+from components.data.files import create_atomically, create_folder, replace_atomically
+with {how.format("Path(sys.argv[1])")}:
+    print(*os.listdir(Path(sys.argv[1]).parent), flush=True)
+    sys.stdin.read()
+"""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, str(target)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("is_unlocked", [False, True])
+@pytest.mark.parametrize("how", WRITERS)
+def test_the_next_writer_removes_what_a_killed_one_left_and_nothing_of_a_living_one(
+    how: str, is_unlocked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "plan.html"
+
+    def write() -> None:
+        with WRITERS[how](target) as place:
+            if how.startswith("create_folder"):
+                write_text(place)
+
+    def refuse(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    if is_unlocked:
+        monkeypatch.setattr("fcntl.flock", refuse)
+    with start_writing(target, how) as process:
+        assert process.stdout is not None
+        left = process.stdout.readline().split()
+        write()
+        assert sorted(file.name for file in tmp_path.iterdir()) == [*left, "plan.html"]
+        process.kill()
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+    write()
+    expected = [*left, "plan.html"] if is_unlocked else ["plan.html"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == expected
+
+
+def test_a_folder_that_was_written_meanwhile_stays(tmp_path: Path) -> None:
+    def write_twice() -> None:
+        with create_folder(tmp_path / "hf") as first, create_folder(tmp_path / "hf") as second:
+            write_text(first)
+            (second / "config.json").write_text("second")
+
+    with pytest.raises(OSError, match="not empty") as failed:
+        write_twice()
+    assert (tmp_path / "hf" / "config.json").read_text() == "second"
+    assert [file.name for file in tmp_path.iterdir()] == ["hf"]
+    assert tell_error(failed.value, []) is Status.WRONG_INPUT
+
+
+def test_a_name_as_long_as_file_systems_allow_can_be_written(tmp_path: Path) -> None:
+    file = tmp_path / ("ü" * 125 + ".html")
+    write_atomically(file, MANY)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_link_or_a_folder_that_has_the_hidden_name_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("own")
+    hidden = tmp_path / f".plan.html.{HOST}-0.partial"
+    hidden.symlink_to("own")
+    write_atomically(tmp_path / "plan.html", MANY)
+    assert (hidden.is_symlink(), hidden.read_text()) == (True, "own")
 
 
 def test_a_new_folder_is_removed_if_what_fills_it_is_interrupted(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_a_folder_that_a_kill_left_without_its_recipe_is_begun_again(
 ) -> None:
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
-    for name in ("derived.json", ".derived.json.12", ".recipe.json.12"):
+    for name in ("derived.json", ".derived.json.12", ".recipe.json.0bbf-0.partial"):
         (run / name).write_text('{"half')
     assert read_recipe(create_run_folder(recipe, run).recipe) == recipe
 

@@ -1,5 +1,6 @@
 """What the loop cannot train is refused before anything is written; the rest passes."""
 
+import json
 import os
 import resource
 from pathlib import Path
@@ -8,9 +9,10 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from command.outcome import Status, tell_error
 from components.distributed import devices
 from components.errors import RecipeError
-from components.fault_tolerance.failures import MENDABLE
+from components.fault_tolerance.failures import FIRST_FAILURE, MENDABLE
 from components.run.folder import RunFolder
 from components.train.launch import check_trainable, how_it_ended, launch
 
@@ -50,6 +52,24 @@ def test_ranks_that_could_not_write_their_error_are_no_failure_of_ours(tmp_path:
     assert how_it_ended(folder, 1) == "failed"
     with pytest.raises(RecipeError, match="has no room for the error that the first rank"):
         how_it_ended(folder, MENDABLE)
+
+
+@pytest.mark.parametrize("error", ["MemoryError: ", "RuntimeError: CUDA out of memory."])
+def test_a_rank_without_memory_ends_as_one_process_without_it(
+    error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.recipe.touch()
+    (tmp_path / "ranks").mkdir()
+    failure = {"rank": 1, "message": error, "traceback": "Traceback (most recent call last):"}
+    (tmp_path / "ranks" / FIRST_FAILURE).write_text(json.dumps(failure))
+    with pytest.raises(MemoryError) as failed:
+        how_it_ended(folder, 1)
+    assert tell_error(failed.value, []) is Status.WRONG_INPUT
+    message = capsys.readouterr().err
+    assert f"rank 1 failed first\n  what each rank said is in {tmp_path}/ranks\n" in message
+    assert f"this machine: no memory is left: {error.strip()}" in message
+    assert "Traceback" not in message
 
 
 def test_ranks_that_may_open_too_few_files_are_not_started(tmp_path: Path) -> None:
