@@ -72,7 +72,7 @@ def train_all(points: Sequence[Sequence[str]]) -> Status:
     interrupted, and begins the others. Who stops a run stops the sweep.
     """
     from command.sweep_table import SweepTable  # takes its time
-    from components.report.pages import share_script
+    from components.report.html import share_script
 
     table, waiting = SweepTable(points, labels(points)), list[SweepPoint]()
 
@@ -135,7 +135,7 @@ def submit_all(points: Sequence[Sequence[str]]) -> Status:
     are left alone. Of one user a queue may take fewer jobs than the points have: the others
     are told, and left for the same command.
     """
-    from cluster.asking import cached_answers
+    from cluster.scheduler_command import cached_answers
     from command.actions.jobs.status import print_runs
 
     taken = Counter[str]()
@@ -186,8 +186,8 @@ def _check(point: SweepPoint, taken: Counter[str]) -> "Sequence[Ready]":
 
 def _standing_jobs(recipe: Recipe, arguments: Arguments, path: Path) -> dict[str, int]:
     """Count a run's jobs in its queue, where that takes only so many of one user."""
+    from cluster.clients import scheduler_for
     from cluster.job import job_settings
-    from cluster.scheduler import scheduler_of
     from cluster.status import status_of
     from cluster.user import read_user
 
@@ -195,7 +195,7 @@ def _standing_jobs(recipe: Recipe, arguments: Arguments, path: Path) -> dict[str
     settings = job_settings(recipe, user, repository=ROOT, run=path)
     if settings.runs_at_once is None:
         return {}
-    return {settings.queue: len(status_of(path, scheduler_of(recipe.cluster)).queued or ())}
+    return {settings.queue: len(status_of(path, scheduler_for(recipe.cluster)).queued or ())}
 
 
 def _admitted(one: "Ready", taken: Counter[str]) -> bool:

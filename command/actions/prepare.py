@@ -19,7 +19,7 @@ from components.data.files import HASHES, HashCache, HashFile, replace_atomicall
 from components.data.manifest import Manifest, StageRecord
 from components.data.packing import pack_sources
 from components.errors import RecipeError
-from components.report.pages import leave_card
+from components.report.write import write_card_if_possible
 from components.sharing.prepared import find_staged, note_prepared
 from components.terminal import console, say, tell
 from components.train.sample_order import make_order
@@ -169,7 +169,7 @@ def _write_card(card: Mapping[str, Any], folder: Path) -> None:
     text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
     with replace_atomically(folder / CARD) as file:
         file.write(text.encode(errors="replace"))
-    page = leave_card(card, (folder / CARD).with_suffix(".html"), say)
+    page = write_card_if_possible(card, (folder / CARD).with_suffix(".html"), say)
     say(f"card: {page or folder / CARD}")
 
 

@@ -21,8 +21,8 @@ from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
 from components.report import measurements
 from components.report.held_out import ending_lines
-from components.report.pages import leave_report
 from components.report.tables import terminal_table
+from components.report.write import write_report_if_possible
 from components.run.disk import explained
 from components.run.folder import (
     RunFolder,
@@ -120,7 +120,7 @@ def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) ->
                 return ActionResult(Status.DOES_NOT_HOLD, folder.path)
             for line in told_after(bundle, folder.path) if bundle else ():
                 say(line)
-            report = leave_report([folder.path], folder.path / "report.html", say)
+            report = write_report_if_possible([folder.path], folder.path / "report.html", say)
     except KeyboardInterrupt:
         say(_interrupted(folder))
         return ActionResult(Status.INTERRUPTED, folder.path)

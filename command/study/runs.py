@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from cluster.clients import scheduler_for
 from cluster.job import job_settings
 from cluster.records import Jobs
-from cluster.scheduler import scheduler_of
 from cluster.status import status_of
 from cluster.user import read_user
 from command.actions import auto
@@ -26,7 +26,7 @@ from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
-from components.report.pages import share_script
+from components.report.html import share_script
 from components.run.folder import RunFolder
 from components.run.ownership import check_links
 from components.run.records import HeldOutRecord, StatedResults, read_checked
@@ -113,7 +113,7 @@ class SubmittedRun:
     def __call__(self) -> PointEnding | None:
         """Ask how it ended; nothing as long as it has not."""
         path = self.asked.folder_of(self.point)
-        status = status_of(path, scheduler_of(read_recipe(path / "recipe.json").cluster))
+        status = status_of(path, scheduler_for(read_recipe(path / "recipe.json").cluster))
         if status.queued is None or status.queued:  # the scheduler is silent, or busy
             return None
         ended = PointEnding(None, f"{status.state}: {status.why}")

@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.table import Table
 
-from cluster.asking import cached_answers
-from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
+from cluster.clients import scheduler_for
+from cluster.scheduler import Scheduler, SchedulerError
+from cluster.scheduler_command import cached_answers
 from cluster.script import job_name
 from cluster.status import RunStatus, status_of
 from command.arguments import Arguments
@@ -128,7 +129,7 @@ def _scheduler(folder: Path) -> Scheduler | None:
     cluster = read_recipe(folder / "recipe.json").cluster
     if cluster.scheduler == "none":
         return None
-    scheduler = scheduler_of(cluster)
+    scheduler = scheduler_for(cluster)
     return scheduler if shutil.which(scheduler.program) else None
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.chain_events import RefusedEvent, SubmitEvent, SubmittedEvent
+from cluster.clients import scheduler_for
 from cluster.copies.venv import archive_venv
 from cluster.job import JobSettings, job_settings, render, run_folder
 from cluster.records import Jobs, now, saved_tokens
@@ -14,7 +15,6 @@ from cluster.scheduler import (
     Scheduler,
     SchedulerError,
     check_present,
-    scheduler_of,
 )
 from cluster.status import status_of
 from cluster.user import User, read_user
@@ -122,7 +122,7 @@ def check(
         RecipeError: whatever is wrong, or the user has not said what the site asks for.
     """
     user = read_user(recipe.cluster.name, arguments.site)
-    scheduler = scheduler_of(recipe.cluster)
+    scheduler = scheduler_for(recipe.cluster)
     node = None if root_of(path) == path.absolute() else path.name
     settings = job_settings(recipe, user, repository=ROOT, run=path, node=node)
     settings.check_complete()
@@ -214,7 +214,7 @@ def check_resubmission(recipe: Recipe, path: Path, arguments: Arguments) -> None
     before, chain = read_recipe(folder.recipe), Jobs(folder).chain()
     if chain.submissions or chain.ids:
         cluster = recipe.cluster if before.cluster.scheduler == "none" else before.cluster
-        scheduler = scheduler_of(cluster)
+        scheduler = scheduler_for(cluster)
         moved = cluster.name != recipe.cluster.name and shutil.which(scheduler.program) is None
         if not (moved and arguments.again):  # from a cluster that cannot be asked from here
             check_present(scheduler, None)
