@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from functools import partial
 
-from command.arguments import perform, read_point
+from command.arguments import read_point
 from command.help import answer
 from command.outcome import ActionResult, Status, attempt
+from command.perform import perform
 from command.sweep import split_sweep, study_words, submits, trains
 from command.sweep_runs import submit_all, train_all
 from components.terminal import tell

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from command.actions.export import RunCheckpoint, export_place, export_trained, open_trained
 from command.arguments import Arguments
 from command.evaluate.ranks import RankWork, ask_on_ranks
 from command.evaluate.request import TaskRequest
+from command.model_export import RunCheckpoint, export_place, export_trained, open_trained
 from command.recipe.path_checks import no_checkpoint, open_run
 from components.build import build
 from components.checkpoint.metadata import kept_tokens

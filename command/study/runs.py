@@ -14,11 +14,11 @@ from cluster.job import job_settings
 from cluster.records import Jobs
 from cluster.status import status_of
 from cluster.user import read_user
-from command.actions import auto
-from command.actions.jobs import submit
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
+from command.job_submission import SubmittedError, check_resubmission, check_run, submit_run
 from command.outcome import Status
+from command.perform import perform
 from command.study.request import StudyRequest
 from command.study.schema import ListedStudy, Point, QueueLimits, SearchStudy
 from components.config.resolve import check_continues
@@ -96,7 +96,7 @@ def _train(asked: StudyRequest, point: Point) -> Look:
         if path.exists():
             arguments = read_point([f"resume={path}"])
         with redirect_stdout(sys.stderr):  # standard output is the study's
-            ended = auto.run(arguments)
+            ended = perform("auto", arguments)
         if ended.status in {Status.STOPPED, Status.INTERRUPTED}:
             raise KeyboardInterrupt
     return lambda: result_in(asked, point) or PointEnding(None, "did not finish")
@@ -132,9 +132,9 @@ def _submit(asked: StudyRequest, point: Point) -> Look:
     chain = Jobs(RunFolder(path)).chain()
     if chain.submissions and not chain.ids:
         arguments = replace(arguments, again=True)
-    with suppress(submit.SubmittedError):
-        submit.check_resubmission(recipe, path, arguments)
-        submit.hand_over(submit.check(recipe, arguments, path), after=None)
+    with suppress(SubmittedError):
+        check_resubmission(recipe, path, arguments)
+        submit_run(check_run(recipe, arguments, path), after=None)
     return SubmittedRun(asked, point, settings.runs_at_once)
 
 
