@@ -10,6 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from cluster.clients import scheduler_for
+from cluster.job import job_settings
+from cluster.scheduler_command import cached_answers
+from cluster.status import status_of
+from cluster.user import read_user
 from command.arguments import ROOT, Arguments, read_point
 from command.compose import compose_recipe
 from command.job_submission import (
@@ -21,10 +26,13 @@ from command.job_submission import (
 )
 from command.outcome import ActionResult, Status, attempt
 from command.perform import perform
+from command.run_status import print_runs
 from command.sweep import folder_of_runs, labels, name_of
+from command.sweep_table import SweepTable
 from command.words import SWEEP, check_words, keys_of
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
+from components.report.html import share_script
 from components.run.folder import RunFolder
 from components.terminal import say
 
@@ -75,9 +83,6 @@ def train_all(points: Sequence[Sequence[str]]) -> Status:
     Given again, the same command leaves finished points alone, goes on with those that were
     interrupted, and begins the others. Who stops a run stops the sweep.
     """
-    from command.sweep_table import SweepTable  # takes its time
-    from components.report.html import share_script
-
     table, waiting = SweepTable(points, labels(points)), list[SweepPoint]()
 
     def look(point: SweepPoint) -> None:
@@ -137,9 +142,6 @@ def submit_all(points: Sequence[Sequence[str]]) -> Status:
     are left alone. Of one user a queue may take fewer jobs than the points have: the others
     are told, and left for the same command.
     """
-    from cluster.scheduler_command import cached_answers
-    from command.run_status import print_runs
-
     taken = Counter[str]()
     ready: list[CheckedRun] = []
 
@@ -186,11 +188,6 @@ def _check(point: SweepPoint, taken: Counter[str]) -> Sequence[CheckedRun]:
 
 def _standing_jobs(recipe: Recipe, arguments: Arguments, path: Path) -> dict[str, int]:
     """Count a run's jobs in its queue, where that takes only so many of one user."""
-    from cluster.clients import scheduler_for
-    from cluster.job import job_settings
-    from cluster.status import status_of
-    from cluster.user import read_user
-
     user = read_user(recipe.cluster.name, arguments.site)
     settings = job_settings(recipe, user, repository=ROOT, run=path)
     if settings.runs_at_once is None:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.records import Jobs
+from command.parent_data import check_parent_data
+from command.prepared_data import prepare_data
 from command.tree.nodes import nodes_of
 from components.config.parent import PARENT
 from components.config.resolve import check_continues
@@ -23,9 +25,6 @@ def create_child_folders(
     Raises:
         RecipeError: the data of a child cannot be prepared, or a folder cannot be created.
     """
-    from command.parent_data import check_parent_data
-    from command.prepared_data import prepare_data  # imports numpy and tokenizers
-
     for node in nodes_of(root.absolute()) if runs else ():
         if node.child.kind != "run":
             continue
