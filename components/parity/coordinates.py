@@ -21,7 +21,8 @@ from components.build import build
 from components.config.schema.recipe import Recipe, check_recipe
 from components.engine.optimizer import build_optimizer
 from components.engine.parallelize import draw_weights
-from components.model.decoder import Decoder, Layer
+from components.model.decoder import Decoder
+from components.model.layer import Layer
 from components.optim.groups import set_rate
 
 KINDS = ("attention", "mlp", "residual", "logits")
