@@ -153,7 +153,7 @@ def _sizes(seen: Mapping[str, Sequence[Tensor]]) -> Sizes:
 def _look(decoder: Decoder, tokens: Tensor) -> dict[str, list[Tensor]]:
     """Return what each kind of module gives for these tokens; of layers the last."""
     seen: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
-    layers = list(decoder.layers.values())
+    layers: list[Any] = list(decoder.layers.values())
     watched: list[tuple[str, nn.Module]] = [("residual", layers[-1])]
     for layer in layers:
         watched += [("attention", layer.attention), ("mlp", layer.mlp)]
