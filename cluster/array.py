@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster import script
+from cluster.clients import scheduler_for
 from cluster.container import check_container, container_path, container_text
-from cluster.scheduler import Scheduler, SchedulerError, check_id, check_present, scheduler_of
+from cluster.scheduler import Scheduler, SchedulerError, check_id, check_present
 from cluster.user import User
 from components.config.schema.data import Preparation
 from components.config.schema.recipe import Recipe
@@ -87,7 +88,7 @@ def submit_array(recipe: Recipe, user: User, work: ArrayWork, *, repository: Pat
         RecipeError: as `array_settings`, or the scheduler is not here or refuses the script; if
             it does not answer, because of a `NoAnswerError`: it may have taken the array.
     """
-    scheduler = scheduler_of(recipe.cluster)
+    scheduler = scheduler_for(recipe.cluster)
     check_present(scheduler, None)
     settings = array_settings(recipe, user, work, repository=repository)
     file = work.logs.parent / "array.sh"
@@ -155,7 +156,7 @@ class OnQueue:
             QueuedError: the recipe says not to wait.
             RecipeError: the scheduler is not here, or refuses the script.
         """
-        scheduler = scheduler_of(self.recipe.cluster)
+        scheduler = scheduler_for(self.recipe.cluster)
         check_present(scheduler, None)
         array = read_array(folder)
         job = "" if array is None else array.job or ""  # unknown: its answer was lost

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from cluster.chain import JobAttempt
 from cluster.chain_events import EndedEvent, QueuedEvent, ReadmittedEvent
+from cluster.clients import scheduler_for
 from cluster.decisions import expired, good_nodes, open_job, queues_next
 from cluster.names import fold_names
 from cluster.records import (
@@ -30,7 +31,7 @@ from cluster.records import (
     tell,
     tell_end,
 )
-from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
+from cluster.scheduler import Scheduler, SchedulerError
 from components.config.schema.recipe import read_recipe
 from components.fault_tolerance.failures import forget_errors, read_errors, seconds_between
 from components.preflight.verdict import CHOSEN, HOSTS, forget_verdict, list_hosts
@@ -47,7 +48,7 @@ def begin(
     folder = RunFolder(run)
     jobs = Jobs(folder)
     recipe = read_recipe(folder.recipe)
-    scheduler = scheduler_of(recipe.cluster)
+    scheduler = scheduler_for(recipe.cluster)
     chain = jobs.chain()
     place = scheduler.place(seen)
     if again:

@@ -16,6 +16,7 @@ from pathlib import Path
 from cluster.begin import avoid, end_chain
 from cluster.chain import JobAttempt
 from cluster.chain_events import EndedEvent, ExcludedEvent, OverEvent, ReadmittedEvent
+from cluster.clients import scheduler_for
 from cluster.decisions import (
     avoided_until,
     to_lift,
@@ -25,7 +26,7 @@ from cluster.decisions import (
 )
 from cluster.launcher_log import LauncherReport, match_nodes, read_launcher_log, suspect_nodes
 from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell, tell_end
-from cluster.scheduler import Scheduler, SchedulerError, scheduler_of
+from cluster.scheduler import Scheduler, SchedulerError
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 from components.fault_tolerance.failures import CUT_SHORT, RankError, read_errors
@@ -82,7 +83,7 @@ def end(run: Path, status: int, seconds_left: float | None = None) -> int:
     """
     folder = RunFolder(run)
     jobs, recipe = Jobs(folder), read_recipe(folder.recipe)
-    scheduler = scheduler_of(recipe.cluster)
+    scheduler = scheduler_for(recipe.cluster)
     own = job_name(os.environ)
     record, verdict = jobs.chain().newest_of(own), read_verdict(folder)
     left_out = verdict.bad if verdict and not verdict.of_all else ()

@@ -6,7 +6,7 @@ from math import ceil
 from pathlib import Path
 
 from cluster import container, script
-from cluster.scheduler import scheduler_of
+from cluster.clients import scheduler_for
 from cluster.user import User
 from components.config.schema.cluster import QueueSection, Site, Variable
 from components.config.schema.recipe import Recipe
@@ -167,7 +167,7 @@ def job_settings(
     rules, spare = cluster.preflight, script.MINUTE
     preflight = None if isinstance(rules, str) else ceil(rules.longest_seconds) + spare
     # A job that leaves nodes out, or has lost one, has others than this script knows.
-    scheduler, each = scheduler_of(cluster), f"$(wc -l < $run/{HOSTS})"
+    scheduler, each = scheduler_for(cluster), f"$(wc -l < $run/{HOSTS})"
     return JobSettings(
         name=script.job_name(recipe, node),
         cluster=cluster,

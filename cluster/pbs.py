@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.asking import ask, ask_unless_gone
 from cluster.chain import Fate
 from cluster.names import fold_names
 from cluster.scheduler import JobPlace, JobState, SchedulerError, is_own, user_name
+from cluster.scheduler_command import run_command, run_command_or_none
 
 # Letters of `qstat`: PBS Professional Reference Guide, "Job States" (openpbs.org).
 _RUNNING_LETTERS = ("R", "E", "B")
@@ -45,7 +45,7 @@ class Pbs:
 
     def submit(self, script: Path, *, after: str | None) -> str:
         order = [] if after is None else ["-W", f"depend=afterany:{after}"]
-        return ask(["qsub", *order, str(script)]).strip()
+        return run_command(["qsub", *order, str(script)]).strip()
 
     def states(self, chain: str, logs: Path) -> list[JobState]:
         return [
@@ -64,7 +64,7 @@ class Pbs:
         if jobs:
             # The last first: one that waits for another would begin when that one ends, or be
             # deleted with it.
-            ask_unless_gone(["qdel", *(job.job for job in reversed(jobs))], _GONE)
+            run_command_or_none(["qdel", *(job.job for job in reversed(jobs))], _GONE)
 
     def exclude(self, chain: str, logs: Path, nodes: Sequence[str], *, needed: int) -> bool:
         """Ask for a node more for each that is avoided: the job's preflight leaves it out.
@@ -79,7 +79,7 @@ class Pbs:
                 _, colon, each = old.partition(":")
                 new = f"{needed + len(nodes)}{colon}{each}"
                 if old != new:
-                    ask(["qalter", "-l", f"select={new}", str(job["id"])])
+                    run_command(["qalter", "-l", f"select={new}", str(job["id"])])
         return True
 
     def able(self, job: str) -> frozenset[str] | None:
@@ -113,7 +113,7 @@ class Pbs:
     def _jobs(self, chain: str, logs: Path) -> list[Tree]:
         """List the jobs, in the order of the queue; of an array, ``ID[]``, its elements."""
         for _ in range(_LISTINGS):
-            ids = sorted(ask(["qselect", "-u", user_name()]).split(), key=_number)
+            ids = sorted(run_command(["qselect", "-u", user_name()]).split(), key=_number)
             if not ids:
                 return []
             if (known := self._ask(*ids)) is not None:
@@ -144,7 +144,7 @@ class Pbs:
         said = ""
         for options in (["-x"], []):
             command = ["qstat", *options, *flags, "-f", "-F", "json", *ids]
-            answer = ask_unless_gone(command, _GONE)
+            answer = run_command_or_none(command, _GONE)
             if answer is None:
                 return None
             said = answer

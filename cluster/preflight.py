@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from cluster.clients import scheduler_for
 from cluster.records import Jobs, tell
-from cluster.scheduler import JobPlace, scheduler_of
+from cluster.scheduler import JobPlace
 from components.child_process import python_environment
 from components.config.schema.cluster import Site
 from components.config.schema.recipe import Recipe, read_recipe
@@ -83,7 +84,7 @@ def look_at_allocation(
             "nodes, which report to the first of them",
             "sbatch --wait --wrap='python run.py ... action=preflight' with the same options",
         )
-    site, scheduler = recipe.cluster.site, scheduler_of(recipe.cluster)
+    site, scheduler = recipe.cluster.site, scheduler_for(recipe.cluster)
     assert isinstance(site, Site)
     place = scheduler.place(os.environ)
     names = [name.partition(".")[0] for name in place.nodes]

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from cluster.chain import Fate
-from components.config.schema.sections import Cluster
 from components.errors import RecipeError
 
 
@@ -92,21 +91,6 @@ class NoAnswerError(SchedulerError):
 
 class NotOwnError(SchedulerError):
     """A job is another user's, or of another folder."""
-
-
-def scheduler_of(cluster: Cluster) -> Scheduler:
-    """Return what speaks to the cluster's scheduler.
-
-    Raises:
-        RecipeError: it has none.
-    """
-    from cluster.pbs import Pbs
-    from cluster.slurm import Slurm
-
-    if cluster.scheduler == "none":
-        remedy = "name a batch cluster, or train here: action=train"
-        raise RecipeError("cluster", f"{cluster.name} has no scheduler", remedy)
-    return Slurm() if cluster.scheduler == "slurm" else Pbs()
 
 
 def check_id(scheduler: Scheduler, job: str, file: Path) -> None:

@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.asking import ask, ask_unless_gone
 from cluster.chain import Fate, chain_of
 from cluster.scheduler import JobPlace, JobState, SchedulerError, is_own, user_name
+from cluster.scheduler_command import run_command, run_command_or_none
 from components.run.event_log import job_name
 
 _RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED")
@@ -47,13 +47,13 @@ class Slurm:
     def submit(self, script: Path, *, after: str | None) -> str:
         order = [] if after is None else [f"--dependency=afterany:{after}"]
         words = ["sbatch", "--parsable", *order, str(script)]
-        answer = ask(words, without_own_job(os.environ))
+        answer = run_command(words, without_own_job(os.environ))
         return answer.strip().partition(";")[0]  # a federation adds its cluster's name
 
     def states(self, chain: str, logs: Path) -> list[JobState]:
         words = ["squeue", "--noheader", "--array", f"--user={user_name()}"]
         found = []
-        for line in ask([*words, f"--Format={_FORMAT}"]).splitlines():
+        for line in run_command([*words, f"--Format={_FORMAT}"]).splitlines():
             job, state, why, nodes, user, output = line.strip().split("|", len(_FIELDS) - 1)
             known = job == chain or chain_of(job) == chain
             # Of a job that waits the pattern is shown, in which %% is a percent sign.
@@ -70,14 +70,14 @@ class Slurm:
     def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
         if ids := dict.fromkeys(chain_of(one.job) for one in self.states(chain, logs)):
             which = [] if running else ["--state=PENDING"]
-            ask_unless_gone(["scancel", *which, *ids], _GONE)
+            run_command_or_none(["scancel", *which, *ids], _GONE)
 
     def exclude(self, chain: str, logs: Path, nodes: Sequence[str], *, needed: int) -> bool:
         """Name those that wait: of a chain whose job runs, scontrol reports a failure."""
         waiting = [job.job for job in self.states(chain, logs) if job.state == "pending"]
         if waiting:
             jobs = f"JobId={','.join(waiting)}"
-            ask(["scontrol", "update", jobs, f"ExcNodeList={','.join(nodes)}"])
+            run_command(["scontrol", "update", jobs, f"ExcNodeList={','.join(nodes)}"])
         return True
 
     def able(self, job: str) -> frozenset[str] | None:
@@ -85,7 +85,8 @@ class Slurm:
         if said is None or "Partition" not in said:
             return None
         where = f"--partition={said['Partition']}"
-        lines = ask(["sinfo", "--noheader", "--Node", where, "--format=%N %t"]).splitlines()
+        command = ["sinfo", "--noheader", "--Node", where, "--format=%N %t"]
+        lines = run_command(command).splitlines()
         states = [line.split() for line in lines]
         # A star marks a node that does not answer.
         able = (
@@ -100,7 +101,7 @@ class Slurm:
     def _described(self, job: str) -> dict[str, str] | None:
         """Read ``KEY=VALUE`` of a job, which Slurm forgets some minutes after its end."""
         try:
-            said = ask_unless_gone(["scontrol", "--oneliner", "show", "job", job], _GONE)
+            said = run_command_or_none(["scontrol", "--oneliner", "show", "job", job], _GONE)
         except SchedulerError:
             return None
         lines = (said or "").splitlines()
@@ -111,7 +112,7 @@ class Slurm:
         assert job is not None, "Slurm names every job"
         # A job that outlives a node loses it, and its variables keep naming it.
         own = (self._described(job) or {}).get("NodeList") or seen["SLURM_JOB_NODELIST"]
-        nodes = ask(["scontrol", "show", "hostnames", own])
+        nodes = run_command(["scontrol", "show", "hostnames", own])
         attempt = int(seen.get("SLURM_RESTART_COUNT", "0"))
         return JobPlace(job=job, attempt=attempt, nodes=tuple(nodes.split()))
 

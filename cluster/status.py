@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.asking import cached_answers
 from cluster.chain import ChainState, Event, JobAttempt, chain_of
 from cluster.chain_events import LostEvent
 from cluster.decisions import to_lift
 from cluster.records import Jobs, saved_tokens
 from cluster.scheduler import JobState, Scheduler, SchedulerError
+from cluster.scheduler_command import cached_answers
 from components.command_line import command_line
 from components.config.schema.recipe import Recipe, read_recipe
 from components.run.folder import RunFolder, existing_run_folder

@@ -1,6 +1,5 @@
 """The command line as data: arguments are ``key=value``, ``-m`` sweeps over listed values."""
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from command.hydra_words import refuse_hydra
 from command.options import RAW_KEYS, READERS, SITE, Options, one_of
-from command.outcome import ActionResult
 from command.recipe.own_places import group_names, option_names
-from command.words import ACTIONS, OF_JOBS, check_words, keys_of
+from command.words import ACTIONS
 from components.config.suggestions import meaning_of, misspelt, nearest
 from components.errors import RecipeError
 from components.terminal import is_utf8
@@ -165,16 +163,3 @@ def _text_keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _text_keys(item) for key, item in value.items()}
     return [_text_keys(item) for item in value] if isinstance(value, list) else value
-
-
-def perform(action: str, arguments: Arguments) -> ActionResult:
-    """Check the words of an action and run it; one that returns nothing has done it all.
-
-    Raises:
-        RecipeError: a word that it would ignore, or whatever is wrong with them.
-    """
-    check_words(action, keys_of(arguments.words))
-    room = "jobs." if action in OF_JOBS else ""
-    module = importlib.import_module(f"command.actions.{room}{action}")
-    ended: ActionResult | None = module.run(arguments)
-    return ended or ActionResult()

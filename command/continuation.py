@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from command.actions.prepare import prepare_data
 from command.arguments import Arguments
 from command.compose import compose_group
 from command.parent_run import beginning_of
+from command.prepared_data import prepare_data
 from command.recipe.path_checks import check_run_places
 from command.words import is_own, keys_of
 from components.checkpoint.metadata import newest_checkpoint

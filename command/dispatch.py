@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from functools import partial
 
-from command.arguments import perform, read_point
+from command.arguments import read_point
 from command.help import answer
 from command.outcome import ActionResult, Status, attempt
+from command.perform import perform
 from command.sweep import split_sweep, study_words, submits, trains
-from command.sweep_runs import submit_all, train_all
 from components.terminal import tell
 
 
@@ -27,9 +27,11 @@ def dispatch(words: Sequence[str]) -> Status:
     sweeping, points = split_sweep(words)
     if not sweeping:
         return _act(points[0]).status
-    if submits(points):
-        return submit_all(points)
-    return train_all(points) if trains(points) else _sweep(points)
+    if submits(points) or trains(points):
+        from command.sweep_runs import submit_all, train_all  # imports numpy and tokenizers
+
+        return submit_all(points) if submits(points) else train_all(points)
+    return _sweep(points)
 
 
 def _sweep(points: Sequence[Sequence[str]]) -> Status:

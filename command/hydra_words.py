@@ -5,10 +5,11 @@ capitals stand for what the user writes there, as KEY and FILE.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import Literal, NamedTuple
 
 from command.words import SWEEP
 from components.errors import RecipeError
@@ -32,7 +33,13 @@ SHORT = {
     "-cn": "--config-name",
     "-sc": "--shell-completion",
 }
-Answer = Callable[[str, Sequence[str]], None]  # with what the row's word names, and the others
+
+
+class HydraAnswer(NamedTuple):
+    """What answers a word of Hydra instead of an action, and the value given with the word."""
+
+    name: Literal["table", "completion"]
+    value: str
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class HydraWord:
 
     word: str
     becomes: tuple[str, ...] | None = None
-    answer: Answer | None = None
+    answer: Literal["table", "completion"] | None = None
     why: str = ""
     way: str = ""
 
@@ -59,17 +66,6 @@ def _filled(text: str, found: re.Match[str]) -> str:
     return PLACEHOLDER.sub(lambda one: named.get(one[0]) or one[0], text)
 
 
-def _tell_rows(value: str, others: Sequence[str]) -> None:
-    for words, here, why in explained():
-        tell(f"{words.replace('`', '')}\n    {here}" + (f" ({why})" if why else ""))
-
-
-def _complete(value: str, others: Sequence[str]) -> None:
-    from command.completion import answer
-
-    answer(value)
-
-
 def _gone(*words: str, why: str, way: str) -> list[HydraWord]:
     return [HydraWord(word, why=why, way=way) for word in words]
 
@@ -78,7 +74,7 @@ _COMPOSES = "Hydra composes the recipe here and does nothing else"
 _OWN = "write recipe=FOLDER/NAME.yaml; options of groups lie in ~/.config/kochbuch/conf/GROUP/"
 ROWS = (
     HydraWord("--help", ("--help",)),
-    HydraWord("--hydra-help", answer=_tell_rows),
+    HydraWord("--hydra-help", answer="table"),
     HydraWord("--version", ("--version",)),
     HydraWord("--run", ()),
     HydraWord("--multirun", (SWEEP,)),
@@ -106,7 +102,7 @@ ROWS = (
         why="nothing is pickled",
         way="write action=pack run=RUN file=again.recipe.yaml, then recipe=again.recipe.yaml",
     ),
-    HydraWord("--shell-completion ASKED", answer=_complete),
+    HydraWord("--shell-completion ASKED", answer="completion"),
     HydraWord("hydra.run.dir=FOLDER", why="it has another name", way="write run=FOLDER"),
     HydraWord(
         "hydra.sweep.dir=FOLDER",
@@ -214,22 +210,26 @@ def explained() -> Iterator[tuple[str, str, str]]:
         yield ", ".join(f"`{word}`" for word in words), here, why
 
 
-def plain_words(words: Sequence[str]) -> list[str] | None:
-    """Put the words of this command for those of Hydra; None if that was all that was asked.
+def print_table() -> None:
+    """Print what each word of Hydra does here."""
+    for words, here, why in explained():
+        tell(f"{words.replace('`', '')}\n    {here}" + (f" ({why})" if why else ""))
+
+
+def plain_words(words: Sequence[str]) -> list[str] | HydraAnswer:
+    """Replace words of Hydra by words of this command, or return what answers one of them.
 
     Raises:
         RecipeError: a word of Hydra's that is gone, with what does its work.
     """
     plain: list[str] = []
     joined = [*_with_values(words)]
-    for place, word in enumerate(joined):
+    for word in joined:
         match _row_of(word):
             case None:
                 plain.append(word)
             case row, found if row.answer is not None:
-                named = next(iter(found.groupdict().values()), "")
-                row.answer(named, [*joined[:place], *joined[place + 1 :]])
-                return None
+                return HydraAnswer(row.answer, next(iter(found.groupdict().values()), ""))
             case row, found if row.becomes is not None:
                 own = (_filled(one, found) for one in row.becomes)
                 plain += [one for one in own if one == word or one not in [*plain, *joined]]

@@ -5,7 +5,7 @@ import select
 import sys
 from collections.abc import Sequence
 
-from command.hydra_words import plain_words
+from command.hydra_words import HydraAnswer, plain_words, print_table
 from command.outcome import ActionResult, Status, attempt, tell_error
 from components.terminal import prepare_streams
 
@@ -35,11 +35,16 @@ def _run(words: Sequence[str]) -> ActionResult:
     """Do what is asked, in the words of this command, and return the highest exit status."""
     prepare_streams()
     status = Status.DONE
-    if (plain := plain_words(words)) is not None:  # else a word of Hydra's was answered
-        from command.dispatch import (
-            dispatch,
-        )  # takes its time: who presses Tab does not wait for it
+    match plain_words(words):
+        case HydraAnswer(name="table"):
+            print_table()
+        case HydraAnswer(value=value):
+            from command.completion import answer  # slow: it composes recipes
 
-        status = dispatch(plain)
+            answer(value)
+        case plain:
+            from command.dispatch import dispatch  # slow, and a shell's Tab waits for this file
+
+            status = dispatch(plain)
     sys.stdout.flush()
     return ActionResult(status)

@@ -9,20 +9,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from cluster.clients import scheduler_for
+from cluster.job import job_settings
+from cluster.scheduler_command import cached_answers
+from cluster.status import status_of
+from cluster.user import read_user
 from command.arguments import ROOT, Arguments, read_point
 from command.compose import compose_recipe
+from command.job_submission import (
+    CheckedRun,
+    SubmittedError,
+    check_resubmission,
+    check_run,
+    submit_run,
+)
 from command.outcome import ActionResult, Status, attempt
+from command.perform import perform
+from command.run_status import print_runs
 from command.sweep import folder_of_runs, labels, name_of
+from command.sweep_table import SweepTable
 from command.words import SWEEP, check_words, keys_of
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
+from components.report.html import share_script
 from components.run.folder import RunFolder
 from components.terminal import say
-
-if TYPE_CHECKING:
-    from command.actions.jobs.submit import Ready
 
 RUNS = Path("runs")  # where runs of this machine lie, too, that are no sweep's
 FINISHED = "finished"
@@ -71,9 +83,6 @@ def train_all(points: Sequence[Sequence[str]]) -> Status:
     Given again, the same command leaves finished points alone, goes on with those that were
     interrupted, and begins the others. Who stops a run stops the sweep.
     """
-    from command.sweep_table import SweepTable  # takes its time
-    from components.report.pages import share_script
-
     table, waiting = SweepTable(points, labels(points)), list[SweepPoint]()
 
     def look(point: SweepPoint) -> None:
@@ -120,12 +129,10 @@ def _stands(point: SweepPoint) -> str | None:
 
 
 def _train(point: SweepPoint) -> ActionResult:
-    from command.actions import train  # takes its time
-
     if not RunFolder(point.path).recipe.exists():
-        return train.run(replace(point.arguments, run=point.path))
+        return perform("train", replace(point.arguments, run=point.path))
     resumed = read_point([f"resume={point.path}"])
-    return train.run(replace(resumed, site=point.arguments.site))
+    return perform("train", replace(resumed, site=point.arguments.site))
 
 
 def submit_all(points: Sequence[Sequence[str]]) -> Status:
@@ -135,11 +142,8 @@ def submit_all(points: Sequence[Sequence[str]]) -> Status:
     are left alone. Of one user a queue may take fewer jobs than the points have: the others
     are told, and left for the same command.
     """
-    from cluster.asking import cached_answers
-    from command.actions.jobs.status import print_runs
-
     taken = Counter[str]()
-    ready: list[Ready] = []
+    ready: list[CheckedRun] = []
 
     def look(point: SweepPoint) -> None:
         ready.extend(_check(point, taken))
@@ -150,7 +154,7 @@ def submit_all(points: Sequence[Sequence[str]]) -> Status:
         return max(statuses)
     first, chains = found[0].arguments, list[str]()
     for one in (one for one in ready if _admitted(one, taken)):
-        submit = partial(_hand_over, one, first.at_most, chains)
+        submit = partial(_submit, one, first.at_most, chains)
         statuses.append(attempt(submit, one.arguments.words, one.path.name).status)
         if statuses[-1] >= Status.INTERRUPTED:
             break
@@ -158,25 +162,23 @@ def submit_all(points: Sequence[Sequence[str]]) -> Status:
     return max(statuses)
 
 
-def _check(point: SweepPoint, taken: Counter[str]) -> "Sequence[Ready]":
+def _check(point: SweepPoint, taken: Counter[str]) -> Sequence[CheckedRun]:
     """Check one point; what was handed over before is not ready for it again.
 
     Its jobs that still wait or run are ``taken`` from their queue.
     """
-    from command.actions.jobs import submit  # takes its time
-
     arguments, path = point.arguments, point.path
     recipe = compose_recipe(arguments)
     if recipe.children:
         problem = "every point of a sweep would be a tree of its own"
         raise RecipeError("children", problem, "submit this run by itself")
     try:
-        submit.check_resubmission(recipe, path, arguments)
-    except submit.SubmittedError as error:
+        check_resubmission(recipe, path, arguments)
+    except SubmittedError as error:
         say(f"[{path.name}] left as it is: {error.problem}; {error.remedy}")
         taken.update(_standing_jobs(recipe, arguments, path))
         return ()
-    one = submit.check(recipe, arguments, path)
+    one = check_run(recipe, arguments, path)
     if arguments.at_most is not None and one.settings.jobs > 1 and not one.scheduler.arrays:
         problem = f"{one.settings.jobs} jobs a run, and {one.scheduler.name} would start the "
         problem += "next run after the first of them"
@@ -186,19 +188,14 @@ def _check(point: SweepPoint, taken: Counter[str]) -> "Sequence[Ready]":
 
 def _standing_jobs(recipe: Recipe, arguments: Arguments, path: Path) -> dict[str, int]:
     """Count a run's jobs in its queue, where that takes only so many of one user."""
-    from cluster.job import job_settings
-    from cluster.scheduler import scheduler_of
-    from cluster.status import status_of
-    from cluster.user import read_user
-
     user = read_user(recipe.cluster.name, arguments.site)
     settings = job_settings(recipe, user, repository=ROOT, run=path)
     if settings.runs_at_once is None:
         return {}
-    return {settings.queue: len(status_of(path, scheduler_of(recipe.cluster)).queued or ())}
+    return {settings.queue: len(status_of(path, scheduler_for(recipe.cluster)).queued or ())}
 
 
-def _admitted(one: "Ready", taken: Counter[str]) -> bool:
+def _admitted(one: CheckedRun, taken: Counter[str]) -> bool:
     """Whether the queue takes the run beside what is there; if so, its jobs are taken."""
     settings = one.settings
     most = settings.limits.submitted if settings.limits else None
@@ -212,12 +209,10 @@ def _admitted(one: "Ready", taken: Counter[str]) -> bool:
     return True
 
 
-def _hand_over(one: "Ready", at_most: int | None, chains: list[str]) -> ActionResult:
+def _submit(one: CheckedRun, at_most: int | None, chains: list[str]) -> ActionResult:
     """Submit a run, to begin after the one ``at_most`` places before it."""
-    from command.actions.jobs.submit import hand_over
-
     after = chains[-at_most] if at_most is not None and len(chains) >= at_most else None
-    chains.append(hand_over(one, after=after))
+    chains.append(submit_run(one, after=after))
     wait = f", after {after}" if after else ""
     say(f"[{one.path.name}] submitted {chains[-1]}{wait}")
     return ActionResult()

@@ -21,7 +21,7 @@ from components.dryrun.world import NoBatches, trainer_of
 from components.engine import parallelize
 from components.engine.parallelize import RankModel
 from components.model.decoder import Decoder
-from components.model.initialization import initial_constant, initial_stds
+from components.model.first_weights import initial_constant, initial_stds
 from components.train.module import Pretraining
 
 DOCUMENT_TOKENS = 1_024

@@ -23,7 +23,7 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, circumstances
 from benchmarks.machine import apart, peak_added_bytes
-from components.model.compiling import compile_layers
+from components.distributed.compile import compile_layers
 from components.model.moe import Experts
 from components.terminal import console
 

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, circumstances
 from components.attention_backends import BACKENDS
+from components.distributed.compile import compile_layers
 from components.engine.parallelize import draw_weights
 from components.model.attention import Attention
-from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.model.initialization import Normal
 from components.model.mlp import MLP

@@ -12,7 +12,7 @@ from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
 from components.planner.search_result import layouts_found
 from components.planner.tree import plan_tree
-from components.report.pages import check_plotly
+from components.report.html import check_plotly
 from components.report.plan_tables import picture_of
 from components.terminal import say, tell
 

@@ -10,7 +10,7 @@ from command.outcome import print_result
 from command.study.ladder import LadderResult, read_ladder
 from components.planner.plan import plan_recipe
 from components.planner.result import PlanResult, plan_result
-from components.report.pages import check_destination, check_plotly
+from components.report.html import check_destination, check_plotly
 from components.report.prediction import tables
 from components.report.tables import terminal_table
 from components.terminal import console, say, tell

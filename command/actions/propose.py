@@ -8,7 +8,7 @@ from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
 from components.planner.tree import plan_tree
-from components.report.pages import check_destination, check_plotly
+from components.report.html import check_destination, check_plotly
 from components.report.proposal.content import LadderSays, propose
 from components.report.proposal.page import markdown, write_proposal
 from components.terminal import tell

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from command.arguments import Arguments
 from command.recipe.path_checks import named_runs
-from components.report.pages import check_plotly
+from components.report.html import check_plotly
 from components.terminal import tell
 
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from command.actions.prepare import prepare_data
 from command.arguments import Arguments
 from command.comparison import told_after, told_before
 from command.compose import compose_tree
@@ -10,9 +9,11 @@ from command.continuation import check_changes, describe, renew_data, reopen
 from command.outcome import ActionResult, Status
 from command.parent_data import check_parent_data
 from command.parent_run import beginning_of
+from command.prepared_data import prepare_data
 from command.recipe.lock_file import bundle_of
 from command.remarks import remarks
-from command.tree.course import grow_here, plant
+from command.tree.course import grow_here
+from command.tree.folders import create_child_folders
 from command.tree.nodes import continues_tree, is_left
 from command.tree.page import leave_tree_page
 from components.checkpoint.metadata import newest_checkpoint
@@ -21,8 +22,8 @@ from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
 from components.report import measurements
 from components.report.held_out import ending_lines
-from components.report.pages import leave_report
 from components.report.tables import terminal_table
+from components.report.write import write_report_if_possible
 from components.run.disk import explained
 from components.run.folder import (
     RunFolder,
@@ -78,7 +79,7 @@ def run(arguments: Arguments) -> ActionResult:
         folder = create_run_folder(recipe, arguments.run)
         describe(folder, data, arguments)
         begin(folder)
-        plant(folder.path, children, arguments.site)
+        create_child_folders(folder.path, children, arguments.site)
         with train_alone(folder.path, "run", say) as lock:
             ended = _train(recipe, folder, lock, bundle_of(arguments))
         return _grown(folder, ended)
@@ -120,7 +121,7 @@ def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) ->
                 return ActionResult(Status.DOES_NOT_HOLD, folder.path)
             for line in told_after(bundle, folder.path) if bundle else ():
                 say(line)
-            report = leave_report([folder.path], folder.path / "report.html", say)
+            report = write_report_if_possible([folder.path], folder.path / "report.html", say)
     except KeyboardInterrupt:
         say(_interrupted(folder))
         return ActionResult(Status.INTERRUPTED, folder.path)

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from command.actions.export import RunCheckpoint, export_place, export_trained, open_trained
 from command.arguments import Arguments
 from command.evaluate.ranks import RankWork, ask_on_ranks
 from command.evaluate.request import TaskRequest
+from command.model_export import RunCheckpoint, export_place, export_trained, open_trained
 from command.recipe.path_checks import no_checkpoint, open_run
 from components.build import build
 from components.checkpoint.metadata import kept_tokens
@@ -19,7 +19,7 @@ from components.errors import RecipeError
 from components.evaluate import text_loss
 from components.evaluate.harness import check_installed
 from components.json_file import without_nan
-from components.report.pages import leave_report
+from components.report.write import write_report_if_possible
 from components.terminal import say
 from data_prep.read import read_documents
 from data_prep.sources import open_files
@@ -53,7 +53,8 @@ def evaluate_run(arguments: Arguments) -> Tree:
         say(f"{len(keys)} figures are not finite and null in the result, first {keys[0]}")
     kept = text_loss.keep(trained.folder, trained.recipe, trained.chosen.marker, section)
     try:  # the answer is kept already, whatever else of the run is damaged
-        leave_report([trained.folder.path], trained.folder.path / "report.html", say)
+        path = trained.folder.path
+        write_report_if_possible([path], path / "report.html", say)
     except RecipeError as error:
         say(f"warning: the report was not written again: {error}")
     return kept

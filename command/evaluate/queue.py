@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.array import ArrayWork, most_elements, states_of, submit_array
-from cluster.scheduler import check_id, scheduler_of
+from cluster.clients import scheduler_for
+from cluster.scheduler import check_id
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments, read_point
 from command.recipe.path_checks import no_checkpoint, open_run
@@ -124,7 +125,7 @@ def _queued(run: RunFolder, recipe: Recipe) -> list[str]:
     array = read_array(folder)
     if array is None:
         return []
-    scheduler = scheduler_of(recipe.cluster)
+    scheduler = scheduler_for(recipe.cluster)
     if array.job is not None:
         check_id(scheduler, array.job, folder)
     return states_of(scheduler, array.job or "", folder / "jobs")

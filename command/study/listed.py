@@ -15,7 +15,7 @@ from command.study.runs import NOT_YET, PointEnding
 from command.study.schema import OUT_OF_MEMORY, ListedStudy, Quote, Value
 from components.errors import RecipeError
 from components.report import numbers
-from components.report.pages import check_destination, check_plotly
+from components.report.html import check_destination, check_plotly
 from components.report.tables import Grid
 from components.terminal import console, say, tell
 

@@ -11,7 +11,7 @@ from command.study.listed import PointResult, median_deviation, study_grid, summ
 from command.study.schema import ListedStudy
 from components.report import numbers
 from components.report.figures import colour, empty_figure
-from components.report.pages import check_destination, embedded, set_page, write_page
+from components.report.html import check_destination, figure_html, render_template, write_page
 from components.report.tables import Card
 
 SYMBOLS = {"published": "circle", "planned": "circle-open", "measured": "diamond"}
@@ -31,10 +31,10 @@ def write_study(
         "changed": changed,
         "summary": summary(tried),
         "cards": _cards(tried),
-        "chart": embedded("study", study_figure(study, tried)),
+        "chart": figure_html("study", study_figure(study, tried)),
         "table": study_grid(study, tried),
     }
-    return write_page(set_page("study_page.html.j2", parts), destination)
+    return write_page(render_template("study_page.html.j2", parts), destination)
 
 
 def _cards(tried: Sequence[PointResult]) -> tuple[Card, ...]:

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from cluster.clients import scheduler_for
 from cluster.job import job_settings
 from cluster.records import Jobs
-from cluster.scheduler import scheduler_of
 from cluster.status import status_of
 from cluster.user import read_user
-from command.actions import auto
-from command.actions.jobs import submit
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
+from command.job_submission import SubmittedError, check_resubmission, check_run, submit_run
 from command.outcome import Status
+from command.perform import perform
 from command.study.request import StudyRequest
 from command.study.schema import ListedStudy, Point, QueueLimits, SearchStudy
 from components.config.resolve import check_continues
@@ -26,7 +26,7 @@ from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
-from components.report.pages import share_script
+from components.report.html import share_script
 from components.run.folder import RunFolder
 from components.run.ownership import check_links
 from components.run.records import HeldOutRecord, StatedResults, read_checked
@@ -99,7 +99,7 @@ def _train(asked: StudyRequest, point: Point) -> Look:
         if path.exists():
             arguments = read_point([f"resume={path}"])
         with redirect_stdout(sys.stderr):  # standard output is the study's
-            ended = auto.run(arguments)
+            ended = perform("auto", arguments)
         if ended.status in {Status.STOPPED, Status.INTERRUPTED}:
             raise KeyboardInterrupt
     return lambda: result_in(asked, point) or PointEnding(None, "did not finish")
@@ -116,7 +116,7 @@ class SubmittedRun:
     def __call__(self) -> PointEnding | None:
         """Ask how it ended; nothing as long as it has not."""
         path = self.asked.folder_of(self.point)
-        status = status_of(path, scheduler_of(read_recipe(path / "recipe.json").cluster))
+        status = status_of(path, scheduler_for(read_recipe(path / "recipe.json").cluster))
         if status.queued is None or status.queued:  # the scheduler is silent, or busy
             return None
         ended = PointEnding(None, f"{status.state}: {status.why}")
@@ -135,9 +135,9 @@ def _submit(asked: StudyRequest, point: Point) -> Look:
     chain = Jobs(RunFolder(path)).chain()
     if chain.submissions and not chain.ids:
         arguments = replace(arguments, again=True)
-    with suppress(submit.SubmittedError):
-        submit.check_resubmission(recipe, path, arguments)
-        submit.hand_over(submit.check(recipe, arguments, path), after=None)
+    with suppress(SubmittedError):
+        check_resubmission(recipe, path, arguments)
+        submit_run(check_run(recipe, arguments, path), after=None)
     return SubmittedRun(asked, point, settings.runs_at_once)
 
 

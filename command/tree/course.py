@@ -6,52 +6,15 @@ its ranks start, now and then while they run, and after them. Given again it cha
 
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from cluster.records import Jobs
-from command.arguments import perform, read_point
+from command.arguments import read_point
 from command.outcome import Status
+from command.perform import perform
 from command.tree.nodes import TreeNode, nodes_of, root_of
 from command.tree.submission import submit_due
-from components.config.parent import PARENT
-from components.config.resolve import check_continues
-from components.config.schema.recipe import Recipe, check_recipe, read_recipe
 from components.errors import RecipeError
-from components.run.folder import RunFolder, create_run_folder
-from components.run.provenance import write_provenance
 from components.terminal import say
-
-
-def plant(root: Path, runs: Mapping[str, Recipe], site: Mapping[str, Any]) -> None:
-    """Make the folder of every run below a trunk, each with the place of its parent in it.
-
-    Given again it makes what is missing, and renews the recipes of runs that did not begin.
-
-    Raises:
-        RecipeError: the data of a child cannot be made ready, or a folder cannot be made.
-    """
-    from command.actions.prepare import prepare_data  # imports numpy and tokenizers
-    from command.parent_data import check_parent_data
-
-    for node in nodes_of(root.absolute()) if runs else ():
-        if node.child.kind != "run":
-            continue
-        folder, tree = RunFolder(node.path), runs[node.name].model_dump(mode="json")
-        tree[PARENT]["run"] = str(node.parent.path)
-        recipe = check_recipe(tree)
-        if not folder.recipe.exists():
-            create_run_folder(recipe, node.path)
-        elif not Jobs(folder).record.exists():  # a run that was submitted keeps its recipe
-            check_continues(read_recipe(folder.recipe), recipe, folder.path)
-            folder.write_recipe(recipe)
-        if not (folder.path / "data.json").exists():
-            data = prepare_data(recipe, dict(site))
-            if recipe.parent is not None and recipe.parent.goes_on:
-                check_parent_data(recipe, data)
-            write_provenance(folder, [f"resume={folder.path}"])
-            folder.write_json("data.json", data)
 
 
 def grow_here(root: Path) -> Status:

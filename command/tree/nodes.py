@@ -9,8 +9,9 @@ children/submit.lock held while a process submits or cancels nodes of the tree
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.clients import scheduler_for
 from cluster.records import Jobs
-from cluster.scheduler import JobState, check_id, scheduler_of
+from cluster.scheduler import JobState, check_id
 from command.arguments import Arguments, read_point
 from command.evaluate.queue import answers_of, array_folder, read_array
 from components.checkpoint.metadata import kept_tokens
@@ -171,7 +172,7 @@ def queued_jobs(node: TreeNode) -> list[JobState]:
         RecipeError: what is recorded as its job is no id of one.
         SchedulerError: the scheduler does not answer, or the job is somebody else's.
     """
-    scheduler, job = scheduler_of(read_recipe(node.root / "recipe.json").cluster), job_of(node)
+    scheduler, job = scheduler_for(read_recipe(node.root / "recipe.json").cluster), job_of(node)
     if job is not None:
         check_id(scheduler, job, logs_of(node))
     return scheduler.states(job or "", logs_of(node)) if logs_of(node).is_dir() else []

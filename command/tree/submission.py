@@ -12,6 +12,7 @@ from cluster.scheduler import NoAnswerError, SchedulerError
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments, read_point
 from command.evaluate.queue import ask_in_jobs
+from command.job_submission import check_own, check_run, submit_run
 from command.tree.nodes import DONE, DUE, TreeNode, logs_of, nodes_of, queued_jobs, state_of
 from components.config.children import CHILDREN
 from components.config.schema.recipe import read_recipe
@@ -74,15 +75,13 @@ def _submit(node: TreeNode, *, again: bool) -> None:
         ask_in_jobs(node.parent, recipe, node.missing, asked, node.name)  # an array at a time
         return
     if node.child.kind == "run":
-        from command.actions.jobs.submit import check, check_own, hand_over  # takes its time
-
         if again:
             check_own(node.path)
         recipe = read_recipe(RunFolder(node.path).recipe)
         site += ["again=true"] if again else []
         point = read_point([*node.words[1:], *site])
-        ready = check(recipe, point, node.path)
-        job = hand_over(ready, after=None)
+        checked = check_run(recipe, point, node.path)
+        job = submit_run(checked, after=None)
     else:
         job = _submit_work(node, site)
     say(f"[{node.name}] submitted {job}")

@@ -20,7 +20,7 @@ from components.distributed.collectives import gather_rows
 from components.model import attention_kernels
 from components.model.attention import AttentionCore, ForwardScope, QueryBlock
 from components.model.decoder import Decoder
-from components.model.mtp import all_layers
+from components.model.layer import collect_layers
 
 
 def split_sequence(decoder: Decoder, mesh: DeviceMesh) -> None:
@@ -34,7 +34,7 @@ def split_sequence(decoder: Decoder, mesh: DeviceMesh) -> None:
         return
     decoder.places = SequencePart.here(mesh).places
     decoder.sequence_parts = mesh.size()
-    for layer in all_layers(decoder).values():
+    for layer in collect_layers(decoder).values():
         layer.attention.core = ContextCore(layer.attention.core, mesh)
 
 

@@ -32,11 +32,11 @@ from components.distributed.tensor_lending import (
 from components.distributed.tensor_styles import SplitCore, SplitNorm
 from components.errors import RecipeError
 from components.model.attention import Attention
-from components.model.decoder import Decoder, Layer
+from components.model.decoder import Decoder
 from components.model.latent_attention import LatentAttention
+from components.model.layer import Layer, collect_layers
 from components.model.loss import Readout
 from components.model.mlp import MLP
-from components.model.mtp import all_layers
 from components.model.norms import Norm
 from components.model.positions import Placement as Placed
 from components.model.softmax import Softmax, chunks, log_sums, sum_dtype
@@ -66,7 +66,7 @@ def split_tensors(
     _check(decoder, mesh.size())
     split = _Split(mesh, HiddenLayout(mesh.get_group(), sequence_parallel), reduce)
     _split_ends(decoder, split)
-    for index, layer in all_layers(decoder).items():
+    for index, layer in collect_layers(decoder).items():
         _split_layer(cast("Layer", layer), split, index=int(index))
 
 
@@ -193,7 +193,7 @@ def _split_norm(attention: Attention, name: str, split: _Split, *, dim: int) -> 
 
 
 def _check(decoder: Decoder, ranks: int) -> None:
-    for layer in all_layers(decoder).values():
+    for layer in collect_layers(decoder).values():
         if not isinstance(layer.mlp, MLP):
             problem = f"{ranks}, but experts are not split over this axis yet"
             raise RecipeError("parallelism.tensor", problem, "set parallelism.tensor=1")

@@ -25,7 +25,7 @@ from components.distributed.tensor_lending import part_of, place_parameters
 from components.model.attention import AttentionCore, ForwardScope
 from components.model.decoder import Decoder
 from components.model.kept import kept
-from components.model.mtp import all_layers
+from components.model.layer import collect_layers
 from components.model.norms import Norm
 from components.torch_internals.operators import in_backward
 
@@ -97,7 +97,7 @@ def seed_layers(decoder: Decoder, seed_of: Callable[[str], int]) -> None:
         if not in_backward():
             torch.manual_seed(seed_of(name))
 
-    for name, part in [("embedding", decoder), *all_layers(decoder).items()]:
+    for name, part in [("embedding", decoder), *collect_layers(decoder).items()]:
         part.register_forward_pre_hook(partial(seed, name), prepend=True)
 
 

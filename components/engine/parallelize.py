@@ -14,7 +14,9 @@ from components.config.rules.engine import FLOAT8
 from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
 from components.convert.reading import read_folder
+from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.collectives import together
+from components.distributed.compile import compile_layers
 from components.distributed.context import split_sequence
 from components.distributed.copies import reads_for_stage, send_over_stage
 from components.distributed.data import shard_weights
@@ -24,11 +26,10 @@ from components.distributed.mesh import Mesh
 from components.distributed.pipeline import TIED, cut_stage, share_ends
 from components.distributed.tensor import split_tensors
 from components.distributed.weight_shards import local
-from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
+from components.model.first_weights import initial_constant, initial_stds
 from components.model.float8 import float8_layers
-from components.model.initialization import draw_rows, initial_constant, initial_stds
-from components.model.recompute import checkpoint_activations
+from components.model.initialization import draw_rows
 from components.torch_internals.distributed import StridedShard
 
 

@@ -14,7 +14,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from components.attention_backends import ACCELERATORS, KEY, Backend
-from components.model.compiling import compile_for
+from components.model.torch_compile import compile_for
 from components.torch_internals.selective import unseen_by_any
 
 ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -6,123 +6,26 @@ where a pipeline stage holds only some of the layers; what a Hugging Face Llama 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from typing_extensions import override
 
 from components.attention_windows import window_of
 from components.errors import RecipeError
 from components.model.attention import Attention, ForwardScope
 from components.model.initialization import Normal
-from components.model.kept import passing_on
+from components.model.layer import LAYERS, Layer, collect_layers
 from components.model.loss import Head, Readout
 from components.model.masks import CausalMask
-from components.model.mtp import (
-    FurtherTokens,
-    MultiTokenPrediction,
-    PredictionDepth,
-    all_layers,
-)
+from components.model.mtp import FurtherTokens, MultiTokenPrediction, PredictionDepth
 from components.model.parametrization import MuP
 from components.model.positions import Placement, Positions
 from components.model.products import product_dtype
 from components.ranges import BelowOne, Layers, NonNegative, Place, Positive
-
-
-class Layer(nn.Module):
-    """Add attention, then an MLP, to the residual stream, each fed through its own norm.
-
-    ``dropout`` is the fraction of either branch that training drops before it is added.
-    ``in_graph`` says whether its parts are called within a compiled graph, without their hooks.
-    """
-
-    in_graph = False
-    branch_multiplier = 1.0
-
-    def __init__(
-        self,
-        *,
-        dim: int,
-        attention: Callable[..., Attention],
-        mlp: Callable[..., nn.Module],
-        norm: Callable[..., nn.Module],
-        dropout: BelowOne,
-    ) -> None:
-        super().__init__()
-        self.attention_norm = norm(dim=dim)
-        self.attention = attention(dim=dim)
-        self.mlp_norm = norm(dim=dim)
-        self.mlp = mlp(dim=dim)
-        self.dropout = nn.Dropout(dropout)
-
-    @property
-    def norms(self) -> list[nn.Module]:
-        """The norms of whole hidden states: not those within attention."""
-        return [self.attention_norm, self.mlp_norm]
-
-    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
-        hidden = self._add(hidden, self.attention(self.attention_norm(hidden), scope))
-        return self._add(hidden, passing_on(self.mlp(self.mlp_norm(hidden))))
-
-    def _add(self, hidden: Tensor, branch: Tensor) -> Tensor:
-        """Add what a branch gives to the residual stream, so many times."""
-        return torch.add(hidden, self.dropout(branch), alpha=self.branch_multiplier)
-
-
-class ReorderedLayer(Layer):
-    """Norm what attention and the MLP give, before it is added, not what they are fed.
-
-    The norms carry the same names: https://arxiv.org/abs/2501.00656, section 3.2.
-    """
-
-    @override
-    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
-        hidden = self._add(hidden, self.attention_norm(self.attention(hidden, scope)))
-        return self._add(hidden, self.mlp_norm(self.mlp(hidden)))
-
-
-class SandwichLayer(Layer):
-    """Norm what attention and the MLP are fed, and what they give before it is added.
-
-    As in Gemma 3: https://arxiv.org/abs/2503.19786, section 2.
-    """
-
-    def __init__(
-        self,
-        *,
-        dim: int,
-        attention: Callable[..., Attention],
-        mlp: Callable[..., nn.Module],
-        norm: Callable[..., nn.Module],
-        dropout: BelowOne,
-    ) -> None:
-        super().__init__(dim=dim, attention=attention, mlp=mlp, norm=norm, dropout=dropout)
-        self.attention_norm_after = norm(dim=dim)
-        self.mlp_norm_after = norm(dim=dim)
-
-    @property
-    @override
-    def norms(self) -> list[nn.Module]:
-        return [*super().norms, self.attention_norm_after, self.mlp_norm_after]
-
-    @override
-    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
-        added = self.attention(self.attention_norm(hidden), scope)
-        hidden = self._add(hidden, self.attention_norm_after(added))
-        added = self.mlp(self.mlp_norm(hidden))
-        return self._add(hidden, self.mlp_norm_after(added))
-
-
-LAYERS: Mapping[str, type[Layer]] = {
-    "before": Layer,
-    "after": ReorderedLayer,
-    "both": SandwichLayer,
-}
 
 
 class Decoder(nn.Module):
@@ -297,7 +200,7 @@ class Decoder(nn.Module):
         """Make what the layers share, and let one of each window prepare its own."""
         length = len(placement.places) * self.sequence_parts
         scope = ForwardScope(placement=placement, documents=documents, mask=mask, length=length)
-        layers = all_layers(self).values()
+        layers = collect_layers(self).values()
         for window, layer in {one.attention.window: one for one in layers}.items():
             layer.attention.prepare(hidden, scope.within(window))
         return scope

@@ -23,8 +23,8 @@ from typing import Any
 from torch import nn
 
 from components.errors import RecipeError
+from components.model.layer import collect_layers
 from components.model.moe import expert_layers
-from components.model.mtp import all_layers
 
 RECIPE = "rowwise_with_gw_hp"
 
@@ -51,7 +51,7 @@ def float8_layers(model: nn.Module, *, emulates: bool) -> None:
     float8 = _torchao()
     config = replace(float8.Float8LinearConfig.from_recipe_name(RECIPE), emulate=emulates)
     inside = {part for experts in expert_layers(model) for part in experts.modules()}
-    for layer in all_layers(model).values():
+    for layer in collect_layers(model).values():
         marked = [
             name
             for name, part in layer.named_modules()

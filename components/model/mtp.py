@@ -11,18 +11,16 @@ of the same map. As in Megatron-LM a depth begins from states after the norm bef
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from components.model.attention import ForwardScope
+from components.model.layer import Layer
 from components.model.products import Linear
 from components.ranges import Layers, Positive
-
-if TYPE_CHECKING:
-    from components.model.attention import ForwardScope
-    from components.model.decoder import Layer
 
 
 class FurtherTokens(NamedTuple):
@@ -36,7 +34,7 @@ class FurtherTokens(NamedTuple):
 class PredictionDepth(nn.Module):
     """Make the states that predict one token further."""
 
-    def __init__(self, *, dim: int, layer: "Layer", norm: Callable[..., nn.Module]) -> None:
+    def __init__(self, *, dim: int, layer: Layer, norm: Callable[..., nn.Module]) -> None:
         super().__init__()
         self.embedding_norm = norm(dim=dim)
         self.hidden_norm = norm(dim=dim)
@@ -48,7 +46,7 @@ class PredictionDepth(nn.Module):
         self,
         hidden: Float[Tensor, "batch seq dim"],
         embedded: Float[Tensor, "batch seq dim"],
-        scope: "ForwardScope",
+        scope: ForwardScope,
     ) -> Float[Tensor, "batch seq dim"]:
         both = torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1)
         return cast("Tensor", self.final_norm(self.layer(self.projection(both), scope)))
@@ -67,7 +65,7 @@ class MultiTokenPrediction(nn.ModuleDict):
         loss_weight: Positive,
         dim: int,
         num_layers: int,
-        layer: Callable[[], "Layer"],
+        layer: Callable[[], Layer],
         norm: Callable[..., nn.Module],
     ) -> None:
         numbers = range(num_layers, num_layers + depth)
@@ -76,10 +74,3 @@ class MultiTokenPrediction(nn.ModuleDict):
             for number in numbers
         })
         self.loss_weight = loss_weight
-
-
-def all_layers(model: nn.Module) -> dict[str, Any]:
-    """Map numbers to the layers of a model or a stage, those of depths after the others."""
-    layers = dict(cast("nn.ModuleDict", model.layers).items())
-    depths = getattr(model, "mtp", None) or {}
-    return layers | {number: one.layer for number, one in depths.items()}

@@ -21,7 +21,7 @@ from components.build import build
 from components.config.schema.recipe import Recipe, check_recipe
 from components.engine.optimizer import build_optimizer
 from components.engine.parallelize import draw_weights
-from components.model.decoder import Decoder, Layer
+from components.model.decoder import Decoder
 from components.optim.groups import set_rate
 
 KINDS = ("attention", "mlp", "residual", "logits")
@@ -159,7 +159,7 @@ def _sizes(seen: Mapping[str, Sequence[Tensor]]) -> Sizes:
 def _look(decoder: Decoder, tokens: Tensor) -> dict[str, list[Tensor]]:
     """Return what each kind of module gives for these tokens; of layers the last."""
     seen: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
-    layers = cast("list[Layer]", list(decoder.layers.values()))
+    layers: list[Any] = list(decoder.layers.values())
     watched: list[tuple[str, nn.Module]] = [("residual", layers[-1])]
     for layer in layers:
         watched += [("attention", layer.attention), ("mlp", layer.mlp)]

@@ -15,7 +15,8 @@ from torch import nn
 from torch.profiler import record_function
 
 from components.model.attention import Attention, AttentionCore
-from components.model.decoder import Decoder, Layer
+from components.model.decoder import Decoder
+from components.model.layer import Layer
 from components.model.mlp import MLP
 from components.model.moe import Experts
 from components.model.norms import Norm

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from components.errors import RecipeError
 from components.report import numbers
 from components.report.figures import colour, empty_figure
+from components.report.html import check_destination, figure_html, render_template, write_page
 from components.report.outcome import ReportEntry, Tree
-from components.report.pages import check_destination, embedded, set_page, write_page
 from components.report.tables import Card, Grid, grid_by_name, together
 from components.run.ownership import is_own
 from components.run.records import DataRecord, read_checked, read_record
@@ -49,7 +49,7 @@ def write_card(tree: Tree, destination: Path) -> Path:
     parts = {
         "card": tree,
         "cards": _key_figures(tree),
-        "charts": {"tokens": embedded("tokens", _tokens_figure(tree["sources"]))},
+        "charts": {"tokens": figure_html("tokens", _tokens_figure(tree["sources"]))},
         "tables": {
             "sources": _sources(tree["sources"]),
             "mixture": grid_by_name("source", mixed, _MIXTURE),
@@ -67,7 +67,7 @@ def write_card(tree: Tree, destination: Path) -> Path:
         ],
         "exact": json.dumps(tree, indent=2, ensure_ascii=False),
     }
-    return write_page(set_page("data_page.html.j2", parts), destination)
+    return write_page(render_template("data_page.html.j2", parts), destination)
 
 
 def _key_figures(tree: Tree) -> tuple[Card, ...]:

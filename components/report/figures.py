@@ -1,7 +1,7 @@
 """The charts, as plotly figures on a transparent ground.
 
 Ink and rules take their colours from the page's style sheet, so that one file serves light,
-dark and print. Names stay as they are: `pages.embedded` escapes the text of a figure.
+dark and print. Names stay as they are: `html.figure_html` escapes the text of a figure.
 """
 
 import math

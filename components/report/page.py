@@ -12,9 +12,9 @@ from components.config.recipe_text import recipe_lines
 from components.report import figure_tables, figures, numbers, tables
 from components.report.data_card import data_grid, data_sections, mixture_grid
 from components.report.held_out import held_out_card, held_out_grid
+from components.report.html import check_destination, figure_html, render_template, write_page
 from components.report.measurements import evaluation_grids, profile_grids, read_evaluations
 from components.report.outcome import ReportEntry, load_entries
-from components.report.pages import check_destination, embedded, set_page, write_page
 from components.report.sweep import RESULTS, Sweep, named_by_values, sweep_figure, sweep_of
 from components.report.tables import Grid, grid_by_quantity
 
@@ -102,7 +102,7 @@ def _goodput(entry: ReportEntry) -> dict[str, str]:
 
 
 def write_report(runs: Sequence[Path], destination: Path, *, script: str | None = None) -> Path:
-    """Write the report whole or not at all, and return its path; ``script`` as `set_page`.
+    """Write the report whole or not at all; return its path. ``script``: `render_template`.
 
     Raises:
         RecipeError: no run is given, a folder is no run, or the destination is a folder.
@@ -154,7 +154,7 @@ def render(
         # Of several the first, with marks: what differs has its table.
         "recipe": recipe_lines(entries[0].run.recipe, differing),
     }
-    return set_page("page.html.j2", parts, script)
+    return render_template("page.html.j2", parts, script)
 
 
 def _heading(names: Sequence[str]) -> str:
@@ -185,7 +185,7 @@ def _charts(
         figures.tell_apart(figure, named)
     if sweep is not None:
         drawn |= {n: sweep_figure(entries, sweep, result) for n, result in RESULTS.items()}
-    return {name: embedded(name, figure) for name, figure in drawn.items()}
+    return {name: figure_html(name, figure) for name, figure in drawn.items()}
 
 
 def _later(evaluation: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:

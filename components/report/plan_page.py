@@ -12,7 +12,7 @@ from components.planner.search_result import GIB
 from components.planner.timeline import Timeline, TimelineBlock
 from components.report import numbers, plan_tables
 from components.report.figures import colour, empty_figure
-from components.report.pages import check_destination, embedded, set_page, write_page
+from components.report.html import check_destination, figure_html, render_template, write_page
 from components.report.plan_tables import PARTS, Picture
 from components.report.plan_tree import longest_way, tree_sheet
 from components.report.tables import Card, Grid
@@ -52,8 +52,10 @@ def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Pat
         "longest": longest_way(plan.children) if plan.children else None,
         "cards": _cards(plan),
         "charts": {
-            "memory": embedded("memory", memory_figure(plan.memory)),
-            "timeline": embedded("timeline", timeline_figure(timeline)) if timeline else None,
+            "memory": figure_html("memory", memory_figure(plan.memory)),
+            "timeline": figure_html("timeline", timeline_figure(timeline))
+            if timeline
+            else None,
         },
         "cut": cut_microbatches(timeline) if timeline else None,
         "tables": {
@@ -69,7 +71,7 @@ def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Pat
         },
         "exact": dump_json(plan.as_json(), indent=2, ensure_ascii=False),
     }
-    return write_page(set_page("plan_page.html.j2", parts), destination)
+    return write_page(render_template("plan_page.html.j2", parts), destination)
 
 
 def _cards(plan: PlanResult) -> tuple[Card, ...]:

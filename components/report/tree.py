@@ -12,9 +12,9 @@ from typing import TypeVar
 import plotly.graph_objects as go
 
 from components.report import figures, numbers
+from components.report.html import check_destination, figure_html, write_page
 from components.report.outcome import ReportEntry, load_entries
 from components.report.page import TreeParts, own_pages, render
-from components.report.pages import check_destination, embedded, write_page
 from components.report.tables import Grid
 from components.run.records import HeldOutEvaluation, RunEvent
 from components.run.step_table import StepTable
@@ -58,7 +58,7 @@ def write_tree(trunk: PlacedNode, nodes: Sequence[PlacedNode], destination: Path
     added = {node.name: node.added for node in shown}
     tree = TreeParts(
         grid=tree_grid([trunk, *nodes], named),
-        chart=embedded("tree", tree_figure(trunk, nodes, named)),
+        chart=figure_html("tree", tree_figure(trunk, nodes, named)),
         moved=tuple(_moved(entry, added[entry.label]) for entry in named),
         added=tuple(added.values()),
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import asking
+from cluster import scheduler_command
 from cluster.records import Jobs
 from command.main import main
 from tests.cluster.jobs import began, submitted
@@ -23,7 +23,7 @@ def test_a_silent_scheduler_is_waited_for_once_whatever_the_number_of_runs(
     for number in range(1, 5):
         shutil.copytree(jobs.folder.path, tmp_path / "runs" / str(number))
     programs.add("sbatch")
-    monkeypatch.setattr(asking, "ANSWERS_WITHIN_SECONDS", 0.5)
+    monkeypatch.setattr(scheduler_command, "ANSWERS_WITHIN_SECONDS", 0.5)
     programs.script("squeue", "exec sleep 20")
     assert main(["action=status", f"run={tmp_path / 'runs'}"]) == 0
     assert len(programs.calls()) == 1
@@ -42,7 +42,7 @@ def test_after_squeue_a_silent_scontrol_is_waited_for_once(
         shutil.copytree(jobs.folder.path, tmp_path / "runs" / str(number))
     for name in ("sbatch", "squeue"):
         programs.add(name)
-    monkeypatch.setattr(asking, "ANSWERS_WITHIN_SECONDS", 0.5)
+    monkeypatch.setattr(scheduler_command, "ANSWERS_WITHIN_SECONDS", 0.5)
     programs.script("scontrol", "exec sleep 20")
     assert main(["action=status", f"run={tmp_path / 'runs'}"]) == 0
     assert [call.split()[0] for call in programs.calls()] == ["squeue", "scontrol"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import asking
+from cluster import scheduler_command
 from cluster.chain_events import ExcludedEvent
 from cluster.decisions import avoided_until
 from cluster.records import Jobs, now
@@ -84,7 +84,7 @@ def test_what_the_scheduler_does_not_answer_to_is_no_refusal(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """It may have taken the job: the next submission asks a person first."""
-    monkeypatch.setattr(asking, "ANSWERS_WITHIN_SECONDS", 0.5)
+    monkeypatch.setattr(scheduler_command, "ANSWERS_WITHIN_SECONDS", 0.5)
     taking.script("sbatch", "exec sleep 20")
     assert submit() == 2
     said = capfd.readouterr().err

@@ -20,7 +20,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from cluster import asking, script
+from cluster import scheduler_command, script
 from cluster.chain_events import CancelledEvent
 from cluster.records import Jobs, now
 from command.arguments import read_point
@@ -128,7 +128,7 @@ def test_what_the_scheduler_does_not_answer_to_is_left_to_a_person(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """It may have taken the job: it is not handed over a second time by itself."""
-    monkeypatch.setattr(asking, "ANSWERS_WITHIN_SECONDS", 0.5)
+    monkeypatch.setattr(scheduler_command, "ANSWERS_WITHIN_SECONDS", 0.5)
     programs.script("sbatch", "exec sleep 20")
     submit_due(trunk)
     assert "[given] not submitted: cluster.scheduler: sbatch: no ans" in capfd.readouterr().err

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from command.actions.plan import run
-from command.arguments import perform, read_point
+from command.arguments import read_point
+from command.perform import perform
 from components.errors import RecipeError
 
 WORDS = ["recipe=teuken7b", "cluster=juwels", "action=plan"]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from command.actions.jobs.render import run
-from command.arguments import perform, read_point
+from command.arguments import read_point
+from command.perform import perform
 from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[2]

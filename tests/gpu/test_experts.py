@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.device_mesh import init_device_mesh
 
+from components.distributed.compile import compile_layers
 from components.distributed.experts import ExchangedMixture
-from components.model.compiling import compile_layers
 from components.model.expert_products import Matrices, has_grouped_kernel
 from components.model.mlp import ACTIVATIONS
 from components.model.moe import Experts, Mixture

@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from command.actions.plan import run
-from command.arguments import perform, read_point
+from command.arguments import read_point
 from command.compose import compose_recipe, compose_searched
 from command.layout_search import SearchResult
+from command.perform import perform
 from components.planner.communication import group_of
 from components.planner.plan import plan_recipe
 from components.planner.search_result import LayoutsFound, describe, layouts_found, step_parts

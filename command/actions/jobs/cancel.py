@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from cluster.asking import cached_answers
 from cluster.chain_events import CancelledEvent
+from cluster.clients import scheduler_for
 from cluster.records import Jobs, now
 from cluster.scheduler import (
     NotOwnError,
     SchedulerError,
     check_present,
-    scheduler_of,
 )
+from cluster.scheduler_command import cached_answers
 from cluster.status import queue_of
 from command.arguments import Arguments
 from command.recipe.path_checks import named_runs
@@ -41,7 +41,7 @@ def _cancel_tree(run: Path, *, force: bool) -> None:
     """Cancel what was submitted of the tree below a trunk; what was not waits no more."""
     if not read_recipe(run / "recipe.json").children or root_of(run) != run.absolute():
         return
-    scheduler = scheduler_of(read_recipe(run / "recipe.json").cluster)
+    scheduler = scheduler_for(read_recipe(run / "recipe.json").cluster)
     with submission_lock(root_of(run) / CHILDREN):  # a job may submit a node at this moment
         for node in nodes_of(root_of(run)):
             if node.child.kind == "run":
@@ -52,7 +52,7 @@ def _cancel_tree(run: Path, *, force: bool) -> None:
 
 
 def _cancel(folder: RunFolder, *, force: bool) -> None:
-    scheduler, submitted = scheduler_of(read_recipe(folder.recipe).cluster), Jobs(folder)
+    scheduler, submitted = scheduler_for(read_recipe(folder.recipe).cluster), Jobs(folder)
     if not (submitted.chain().submissions or submitted.ids(scheduler)):
         problem = f"{folder.path} was never submitted"
         raise RecipeError("run", problem, "Ctrl-C stops a run of this terminal")

@@ -2,8 +2,9 @@
 
 from cluster.begin import avoid
 from cluster.chain_events import ReadmittedEvent
+from cluster.clients import scheduler_for
 from cluster.records import Jobs, now
-from cluster.scheduler import SchedulerError, check_present, scheduler_of
+from cluster.scheduler import SchedulerError, check_present
 from command.arguments import Arguments
 from command.recipe.path_checks import named_runs
 from components.config.schema.recipe import read_recipe
@@ -22,7 +23,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _readmit(folder: RunFolder) -> None:
-    scheduler, jobs = scheduler_of(read_recipe(folder.recipe).cluster), Jobs(folder)
+    scheduler, jobs = scheduler_for(read_recipe(folder.recipe).cluster), Jobs(folder)
     ids, nodes = jobs.ids(scheduler), tuple(jobs.chain().avoided)
     if not nodes:
         tell(f"{folder.path} avoids no nodes")

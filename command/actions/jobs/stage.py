@@ -63,7 +63,7 @@ def locks_of(recipe: Recipe, *, evaluates: bool = False) -> list[str]:
 
 
 def _stage_data(recipe: Recipe, arguments: Arguments, folder: Path) -> dict[str, str]:
-    from command.actions.prepare import prepare_data  # imports numpy and tokenizers
+    from command.prepared_data import prepare_data  # imports numpy and tokenizers
 
     try:
         prepared = Path(prepare_data(recipe, arguments.site)["folder"])

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from components.planner.result import PlanResult
 from components.report import numbers
 from components.report.figures import colour, empty_figure
-from components.report.pages import embedded, set_page, write_page
+from components.report.html import figure_html, render_template, write_page
 from components.report.prediction import tables
 from components.report.tables import Card
 from components.scaling.law import Law
@@ -38,7 +38,7 @@ def write_prediction(
         "said": said,
         "found": found,
         "cards": _cards(found, plan),
-        "chart": embedded("prediction", prediction_figure(found, law, said.unit)),
+        "chart": figure_html("prediction", prediction_figure(found, law, said.unit)),
         "tables": {
             "target": tables.pairs("predicted", said.rows),
             "plan": tables.pairs("by plan", tables.plan_rows(plan)),
@@ -46,7 +46,7 @@ def write_prediction(
             "law": tables.law_grid(found.law),
         },
     }
-    return write_page(set_page("prediction/page.html.j2", parts), destination)
+    return write_page(render_template("prediction/page.html.j2", parts), destination)
 
 
 def _cards(found: Prediction, plan: PlanResult) -> tuple[Card, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.report.pages import set_page, write_page
+from components.report.html import render_template, write_page
 from components.report.tables import Grid
 from components.terminal import hide_folders, printable
 
@@ -39,7 +39,7 @@ def write_proposal(proposal: Proposal, destination: Path) -> Path:
         for section in proposal.sections
     ]
     parts = {"proposal": proposal, "grids": grids}
-    return write_page(set_page("proposal/page.html.j2", parts), destination)
+    return write_page(render_template("proposal/page.html.j2", parts), destination)
 
 
 def markdown(proposal: Proposal) -> str:

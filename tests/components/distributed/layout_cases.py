@@ -13,6 +13,8 @@ from torch.nn.functional import pad
 
 from components.config.shape import stage_layers
 from components.config.stages import StagePlacement, style_of
+from components.distributed.activation_checkpoint import checkpoint_activations
+from components.distributed.compile import compile_layers
 from components.distributed.data import DataParallel, shard_weights
 from components.distributed.devices import StateDtypes
 from components.distributed.experts import Dispatch, figures_of, split_experts, take_tally
@@ -29,11 +31,9 @@ from components.distributed.pipeline import (
 )
 from components.distributed.tensor import split_tensors
 from components.distributed.tensor_styles import seed_layers
-from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.model.moe import expert_layers
 from components.model.mtp import FurtherTokens
-from components.model.recompute import checkpoint_activations
 from components.model.routing import RoutingTally
 from tests.components.distributed.tensor_cases import LENGTH, VOCAB_SIZE, relative
 from tests.components.model.comparison import gradient_of

@@ -5,10 +5,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.context import SequencePart, split_sequence
 from components.distributed.experts import Dispatch, split_experts
 from components.distributed.tensor import split_tensors
-from components.model.recompute import checkpoint_activations
 from tests.components.distributed.context_cases import context_mesh
 from tests.components.distributed.layout_cases import Layout, gather, layout_mesh
 from tests.components.distributed.tensor_cases import (

@@ -10,9 +10,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.tensor import split_tensors
 from components.model.decoder import Decoder
-from components.model.recompute import checkpoint_activations
 from tests.components.distributed.tensor_cases import (
     Difference,
     Parts,

@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.distributed import collectives
+from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.tensor import split_tensors
 from components.dryrun.world import fake_world
 from components.model.decoder import Decoder
-from components.model.recompute import checkpoint_activations
 from tests.components.distributed.tensor_cases import RMS_NORM, Parts, batch, randomized
 
 SHARED_GROUP = Parts(num_kv_heads=1, qk_norm=RMS_NORM)

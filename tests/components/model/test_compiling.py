@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from components.distributed.activation_checkpoint import checkpoint_activations
+from components.distributed.compile import compile_layers
 from components.errors import RecipeError
 from components.model import attention_kernels
 from components.model.attention import ForwardScope
-from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.model.mlp import MLP
 from components.model.moe import Experts, expert_layers
 from components.model.positions import Alibi, InterleavedRotary, Placement, Rotary
-from components.model.recompute import checkpoint_activations
 from components.torch_internals.operators import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
+from components.distributed.activation_checkpoint import checkpoint_activations
+from components.distributed.compile import compile_layers
 from components.model import moe
-from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts
-from components.model.recompute import checkpoint_activations
 from tests.components.model.comparison import randomized
 from tests.components.model.test_compiling import compare
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import OlmoeConfig, OlmoeForCausalLM
 
+from components.distributed.activation_checkpoint import checkpoint_activations
 from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
 from components.model.moe import Experts
 from components.model.norms import Norm
-from components.model.recompute import checkpoint_activations
 from tests.components.model.routing_terms import auxiliary_terms
 
 DIM, FFN_DIM, NUM_LAYERS, NUM_HEADS, NUM_EXPERTS, TOP_K, VOCAB = 32, 16, 2, 4, 6, 2, 61

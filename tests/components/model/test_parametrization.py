@@ -15,7 +15,7 @@ from components.config.schema.recipe import Recipe, check_recipe
 from components.engine.optimizer import build_optimizer
 from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
-from components.model.initialization import initial_stds
+from components.model.first_weights import initial_stds
 from components.optim.groups import set_rate
 from components.parity.coordinates import resized
 

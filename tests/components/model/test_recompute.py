@@ -10,10 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
+from components.distributed.activation_checkpoint import (
+    Parts,
+    checkpoint_activations,
+    policy_of,
+)
 from components.distributed.pipeline import cut_stage
 from components.errors import RecipeError
 from components.model.decoder import Decoder
-from components.model.recompute import Parts, checkpoint_activations, policy_of
 from tests.components.model.comparison import gradient_of, randomized
 from tests.components.model.operators_seen import DEAR, Operators
 from tests.components.model.routing_terms import auxiliary_terms

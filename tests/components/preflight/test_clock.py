@@ -1,4 +1,4 @@
-"""A clock is compared by asking."""
+"""A clock is compared by scheduler_command."""
 
 import subprocess
 import sys

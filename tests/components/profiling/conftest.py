@@ -20,8 +20,8 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
 from components.config.schema.recipe import Recipe
+from components.distributed.activation_checkpoint import checkpoint_activations
 from components.model.decoder import Decoder
-from components.model.recompute import checkpoint_activations
 from components.profiling.parts import Ranges
 from components.profiling.trace import STEP, Trace, read_trace
 

@@ -20,8 +20,8 @@ from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
 from components.report.data_card import write_card
 from components.report.figures import empty_figure
+from components.report.html import figure_html
 from components.report.page import write_report
-from components.report.pages import embedded
 from components.report.plan_page import write_plan
 from components.report.prediction.page import PredictedRecipe, write_prediction
 from components.report.proposal.content import LadderSays, propose
@@ -239,7 +239,7 @@ def test_the_text_of_a_figure_is_escaped_wherever_it_stands() -> None:
     figure = empty_figure("<a>", "<b>", height=90)
     figure.add_scatter(x=["<c>"], y=[1], text=["<d>"], name="<e>", hovertemplate="a<br>b")
     figure.add_annotation(text="<f>\u202e")
-    html = embedded("x", figure) or ""
+    html = figure_html("x", figure) or ""
     for letter in "abcdef":
         assert f"\\u0026lt;{letter}\\u0026gt;" in html or f"&lt;{letter}&gt;" in html
     assert "\u202e" not in html

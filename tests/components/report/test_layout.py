@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from components.report import pages
 from components.report.data_card import write_card
+from components.report.html import add_toc, share_script
 from components.report.page import write_report
-from components.report.pages import leave_report, share_script, with_contents
+from components.report.write import write_report_if_possible
 from tests.components.report.conftest import (
     WriteRun,
     environment_tree,
@@ -147,7 +147,7 @@ def test_a_comparison_leaves_events_to_the_page_of_each_run_and_links_it(
 def test_a_run_s_name_of_another_alphabet_has_its_place_in_the_contents() -> None:
     titles = ("A &amp; b", "A &amp; b", "Значит", "three", "four")
     body = "".join(f"<section>\n<h2>{title}</h2></section>" for title in titles)
-    page = Outline(with_contents(f"<header></header>{body}"))
+    page = Outline(add_toc(f"<header></header>{body}"))
     names = ["a-amp-b", "a-amp-b-again", "section", "three", "four"]
     assert [one["href"] for one in page.all("a")] == [f"#{name}" for name in names]
     assert [one["id"] for one in page.all("section")] == names
@@ -160,7 +160,7 @@ def test_runs_of_a_folder_share_the_script_that_lies_there(
     share_script(tmp_path / "sweep")
     (script,) = (tmp_path / "sweep").glob("plotly-*.min.js")
     for run in runs:
-        page = leave_report([run], run / "report.html", print)
+        page = write_report_if_possible([run], run / "report.html", print)
         assert page is not None
         html = page.read_text("utf-8")
         assert len(html) < 500_000
@@ -181,7 +181,7 @@ def test_a_script_that_somebody_else_put_there_is_not_run(
     (script,) = (tmp_path / "sweep").glob("plotly-*.min.js")
     own = script.read_text("utf-8")
     script.write_text(planted if planted == "alert(1)" else f"{own[:-1]} ", "utf-8")
-    page = leave_report([run], run / "report.html", print)
+    page = write_report_if_possible([run], run / "report.html", print)
     assert page is not None
     assert len(page.read_text("utf-8")) > 4_000_000
     share_script(tmp_path / "sweep")
@@ -199,7 +199,7 @@ def test_the_script_is_not_written_twice(tmp_path: Path) -> None:
 def test_without_plotly_no_script_is_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "find_spec", lambda name: None)
+    monkeypatch.setattr("components.report.html.find_spec", lambda name: None)
     share_script(tmp_path)
     assert not list(tmp_path.iterdir())
 

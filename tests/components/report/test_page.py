@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.report import pages
+from components.report import html
 from components.report.outcome import load_entries, load_run
 from components.report.page import write_report
 from components.report.tables import summary_grid, terminal_table
@@ -185,7 +185,7 @@ def test_the_package_offers_its_three_functions(write_run):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_its_ground(scheme):
     """WCAG 2.1, success criterion 1.4.3: 4.5 to 1 for text of this size."""
-    style = (Path(pages.__file__).parent / "page.css").read_text()
+    style = (Path(html.__file__).parent / "page.css").read_text()
     block = style.split(":root {")[{"light": 1, "dark": 2}[scheme]].split("}")[0]
     colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block))
     for ink in ("ink", "soft", "link", "good", "bad"):

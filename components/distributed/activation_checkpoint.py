@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
 
 from components.errors import RecipeError
 from components.model.kept import Record
-from components.model.mtp import all_layers
+from components.model.layer import collect_layers
 from components.torch_internals import operators, selective
 
 KEY = "parallelism.recompute"
@@ -60,7 +60,7 @@ def checkpoint_activations(
     """
     _check_parts(parts)
     chosen = Recomputation(parts, every)
-    for index, layer in all_layers(model).items():
+    for index, layer in collect_layers(model).items():
         if (here := chosen.of_layer(index)) == "selective":
             if not compiled:
                 recompute_selectively(layer)

@@ -27,7 +27,7 @@ def cached_answers() -> Iterator[None]:
         _answers.reset(token)
 
 
-def ask(words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+def run_command(words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     """Return the output of a command; by default it gets our environment."""
     if (answers := _answers.get()) is None:
         return _run(words, environment)
@@ -62,10 +62,10 @@ def _run(words: Sequence[str], environment: Mapping[str, str] | None) -> str:
     return done.stdout
 
 
-def ask_unless_gone(words: Sequence[str], gone: Sequence[str]) -> str | None:
+def run_command_or_none(words: Sequence[str], gone: Sequence[str]) -> str | None:
     """Run a command; None if its error has a text of ``gone``: the jobs have ended."""
     try:
-        return ask(words)
+        return run_command(words)
     except SchedulerError as error:
         if any(word in str(error) for word in gone):
             return None

@@ -8,55 +8,24 @@ on the routing. Graphs are for training: held-out windows are of any length.
 import os
 import shutil
 from collections.abc import Callable, Collection
-from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from components.errors import RecipeError
-from components.model.expert_products import has_grouped_kernel
-from components.model.moe import Experts, Mixture, expert_layers, forgets_repetitions
-from components.model.mtp import all_layers
-from components.model.recompute import (
+from components.distributed.activation_checkpoint import (
     Parts,
     Recomputation,
     recompute_selectively,
     recomputed_in_graph,
     recomputed_parts,
 )
-from components.torch_internals import operators
+from components.errors import RecipeError
+from components.model.expert_products import has_grouped_kernel
+from components.model.layer import collect_layers
+from components.model.moe import Experts, Mixture, expert_layers, forgets_repetitions
+from components.model.torch_compile import compile_for
 from components.versions import release_of
-
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
-
-
-def compile_for(
-    key: str, function: Callable[Given, Result], *, dynamic: bool, remedy: str
-) -> Callable[Given, Result]:
-    """Wrap ``function`` in `torch.compile`, as the recipe's ``key`` asks.
-
-    Unless ``dynamic``, each set of shapes is a graph of its own. Dropout draws what it would
-    without a compiler.
-
-    Raises:
-        RecipeError: with ``remedy``, when it would need more graphs than torch makes of one.
-    """
-    operators.fail_at_recompile_limit()
-    compiled = torch.compile(function, dynamic=dynamic, options={"fallback_random": True})
-
-    @wraps(function)
-    def call(*given: Given.args, **named: Given.kwargs) -> Result:
-        try:
-            return compiled(*given, **named)
-        except operators.RecompileLimitHit as error:
-            limit = operators.recompile_limit()
-            made = f"torch's compiler has made {limit} graphs of one function"
-            raise RecipeError(key, f"{made}, its limit, and needs more", remedy) from error
-
-    return call
-
 
 _KEY = "parallelism.compile"
 _FLOAT64_SINCE = (2, 13)  # 2.10 and 2.11 were tried, 2.12 was not
@@ -80,7 +49,7 @@ def compile_layers(
         raise RecipeError(_KEY, problem, remedy)
     _check_float64(model)
     chosen = Recomputation(recompute, every)
-    for index, layer in all_layers(model).items():
+    for index, layer in collect_layers(model).items():
         here = chosen.of_layer(index)
         outside = {experts for experts in expert_layers(layer) if _stays_eager(experts)}
         apart = {part for part in recomputed_parts(layer, here) if part is not layer}

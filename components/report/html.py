@@ -1,9 +1,8 @@
-"""HTML pages: setting one, and writing it whole or not at all.
+"""HTML pages: rendering templates and figures, and writing a page whole or not at all.
 
 A page is one file: scripts and styles are inlined. Its security policy forbids it to fetch
 anything, and to run a script whose hash it does not list. Only the pages that the runs of a
 sweep or a study leave share plotly's script, which is megabytes, in their common folder.
-Without plotly, which draws, a page beside a result is left out, and that is said.
 """
 
 import base64
@@ -11,7 +10,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +22,10 @@ from components.terminal import hide_folders, printable
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-Say = Callable[[str], None]
 _HERE = Path(__file__).parent
 # A chart can be saved as an image; a double click undoes a zoom.
 _PLOTLY_CONFIG = {"displaylogo": False, "modeBarButtons": [["toImage"]], "responsive": True}
-_LACKS = "plotly, which draws it, is not installed"
+NO_PLOTLY = "plotly, which draws it, is not installed"
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _SECTION = re.compile(r"<section([^>]*)>\s*<h2>(.*?)</h2>")
 _FEWEST = 5  # sections below which a page needs no list
@@ -41,27 +39,7 @@ def check_plotly(path: str) -> None:
     """
     if find_spec("plotly") is None:
         remedy = "pip install plotly, or ask where it is: what a page shows is data in a folder"
-        raise RecipeError(path, f"no page: {_LACKS}", remedy)
-
-
-def leave_report(runs: Sequence[Path], destination: Path, say: Say) -> Path | None:
-    """Write the report of runs, if that can be done here."""
-    if find_spec("plotly") is None:
-        say(f"the report is left out: {_LACKS}")
-        return None
-    from components.report.page import write_report
-
-    return write_report(runs, destination, script=_shared_script(destination.parent))
-
-
-def leave_card(card: Mapping[str, Any], destination: Path, say: Say) -> Path | None:
-    """Write the card of prepared data, if that can be done here."""
-    if find_spec("plotly") is None:
-        say(f"the card's page is left out: {_LACKS}")
-        return None
-    from components.report.data_card import write_card
-
-    return write_card(card, destination)
+        raise RecipeError(path, f"no page: {NO_PLOTLY}", remedy)
 
 
 def share_script(folder: Path) -> None:
@@ -70,13 +48,13 @@ def share_script(folder: Path) -> None:
     Raises:
         RecipeError: it cannot be written there.
     """
-    if find_spec("plotly") is not None and _shared_script(folder / "run") is None:
+    if find_spec("plotly") is not None and shared_script(folder / "run") is None:
         from plotly.offline import get_plotlyjs
 
         write_page(get_plotlyjs(), folder / _script_name())
 
 
-def _shared_script(run: Path) -> str | None:
+def shared_script(run: Path) -> str | None:
     """Name, from a run's folder, the script of the folder above, if that is plotly's own."""
     from plotly.offline import get_plotlyjs
 
@@ -91,7 +69,7 @@ def _script_name() -> str:
     return f"plotly-{get_plotlyjs_version()}.min.js"
 
 
-def set_page(template: str, parts: Mapping[str, Any], script: str | None = None) -> str:
+def render_template(template: str, parts: Mapping[str, Any], script: str | None = None) -> str:
     """Render a template. Text is escaped; folders and hidden characters are removed.
 
     ``script`` says where the page finds plotly's; without it, a page with charts has its own.
@@ -121,12 +99,12 @@ def set_page(template: str, parts: Mapping[str, Any], script: str | None = None)
         "style": (_HERE / "page.css").read_text("utf-8"),
         "plotly": get_plotlyjs,
         "script": script,
-        "with_contents": with_contents,
+        "add_toc": add_toc,
     }
     return environment.get_template(template).render({**parts, **own})
 
 
-def embedded(name: str, figure: "go.Figure | None") -> str | None:
+def figure_html(name: str, figure: "go.Figure | None") -> str | None:
     """Write a figure as an element of the page; none stays none.
 
     Plotly reads tags in the text of a figure: all of it is escaped here.
@@ -176,7 +154,7 @@ def write_page(page: str, destination: Path) -> Path:
     return destination
 
 
-def with_contents(body: str) -> str:
+def add_toc(body: str) -> str:
     """Give every section with a heading an id, and list them below the header if they are many.
 
     A template's own tags are the only ones there are: all other text is escaped.

@@ -1,0 +1,44 @@
+"""Create the run folders of a tree."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster.records import Jobs
+from command.parent_data import check_parent_data
+from command.prepared_data import prepare_data
+from command.tree.nodes import nodes_of
+from components.config.parent import PARENT
+from components.config.resolve import check_continues
+from components.config.schema.recipe import Recipe, check_recipe, read_recipe
+from components.run.folder import RunFolder, create_run_folder
+from components.run.provenance import write_provenance
+
+
+def create_child_folders(
+    root: Path, runs: Mapping[str, Recipe], site: Mapping[str, Any]
+) -> None:
+    """Create the folder of every run below ``root``; its recipe names the folder of its parent.
+
+    A repeated call creates what is missing, and renews the recipes of runs that did not start.
+
+    Raises:
+        RecipeError: the data of a child cannot be prepared, or a folder cannot be created.
+    """
+    for node in nodes_of(root.absolute()) if runs else ():
+        if node.child.kind != "run":
+            continue
+        folder, tree = RunFolder(node.path), runs[node.name].model_dump(mode="json")
+        tree[PARENT]["run"] = str(node.parent.path)
+        recipe = check_recipe(tree)
+        if not folder.recipe.exists():
+            create_run_folder(recipe, node.path)
+        elif not Jobs(folder).record.exists():  # a run that was submitted keeps its recipe
+            check_continues(read_recipe(folder.recipe), recipe, folder.path)
+            folder.write_recipe(recipe)
+        if not (folder.path / "data.json").exists():
+            data = prepare_data(recipe, dict(site))
+            if recipe.parent is not None and recipe.parent.goes_on:
+                check_parent_data(recipe, data)
+            write_provenance(folder, [f"resume={folder.path}"])
+            folder.write_json("data.json", data)

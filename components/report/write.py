@@ -1,0 +1,30 @@
+"""Write the pages of runs and of prepared data, where plotly is installed to draw them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from components.report.html import NO_PLOTLY, shared_script
+
+Say = Callable[[str], None]
+
+
+def write_report_if_possible(runs: Sequence[Path], destination: Path, say: Say) -> Path | None:
+    """Write the report of runs; without plotly, log that there is none."""
+    if find_spec("plotly") is None:
+        say(f"no report is written: {NO_PLOTLY}")
+        return None
+    from components.report.page import write_report  # needs plotly
+
+    return write_report(runs, destination, script=shared_script(destination.parent))
+
+
+def write_card_if_possible(card: Mapping[str, Any], file: Path, say: Say) -> Path | None:
+    """Write the page of a data card; without plotly, log that there is none."""
+    if find_spec("plotly") is None:
+        say(f"no page of the data card is written: {NO_PLOTLY}")
+        return None
+    from components.report.data_card import write_card  # needs plotly
+
+    return write_card(card, file)
