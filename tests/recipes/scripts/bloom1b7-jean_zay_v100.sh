@@ -12,7 +12,7 @@
 #SBATCH --signal=B:USR1@660
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --array=1-50%1
+#SBATCH --array=1-46%1
 #SBATCH --output=/path/to/kochbuch/runs/bloom1b7-full/jobs/%A_%a.log
 # What this script says is there; what ranks say, rank 0 too, is in ranks/JOB-NODE.log beside.
 
