@@ -3,9 +3,9 @@
     python -m benchmarks.ledger.miniatures [RECIPE ...]
 
 Named recipes alone are trained again; the others keep their rows. Exit status 1 if the held-out
-loss of a miniature does not fall, or the mean loss of its last ten steps is not below the mean of
-its first ten. For a recipe that continues from a checkpoint only the held-out loss counts. Losses
-of different recipes do not compare: their tokenizers differ.
+loss of a miniature does not fall, or the mean loss of its last ten steps is not below the mean
+of its first ten. For a recipe that continues from a checkpoint only the held-out loss counts.
+Losses of different recipes do not compare: their tokenizers differ.
 """
 
 import json
