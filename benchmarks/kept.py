@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine
-from components.config.key_groups import KeyGroup, fingerprint_of
+from components.config.fingerprint import fingerprint_of
+from components.config.key_groups import KeyGroup
 from components.config.schema.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,8 +19,9 @@ from command.compose import compose_recipe
 from command.outcome import ActionResult, Status, print_result
 from command.recipe.lock_file import as_received, check_recipe_place
 from command.words import check_no_recipe, check_recipe_words, keys_of
+from components.config.check import read_recipe
 from components.config.schema.cluster import Hardware
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.schema.recipe import Recipe
 from components.data.files import check_regular, write_atomically
 from components.errors import RecipeError
 from components.planner import software

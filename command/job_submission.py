@@ -22,9 +22,10 @@ from command.tree.folders import create_child_folders
 from command.tree.nodes import root_of
 from components.checkpoint.metadata import newest_checkpoint
 from components.command_line import command_line
+from components.config.check import read_recipe
 from components.config.resolve import check_continues
 from components.config.rules.check import warnings_of
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.schema.recipe import Recipe
 from components.config.user_overrides import differences, leaves
 from components.data.files import write_atomically
 from components.errors import RecipeError

@@ -7,7 +7,8 @@ from typing import Any
 from rich.table import Table
 
 from command.plan_text import mixture_lines
-from components.config.batch_ramp import DerivedNumbers
+from components.config.derived import DerivedNumbers
+from components.config.fingerprint import compute_fingerprint
 from components.config.phases import recipes_of
 from components.config.schema.recipe import Recipe
 from components.terminal import console
@@ -83,7 +84,7 @@ def _figures(recipe: Recipe) -> dict[str, str]:
         f"layers of each stage: {layers_text(derived)}",
         "FLOPs a token": f"{per_token.full:,} full attention, {per_token.causal:,} causal",
         "mixture": "\n".join(mixture_lines(recipe, most=SOURCES)).replace("mixture, ", ""),
-        "fingerprint": recipe.fingerprint()[:DIGITS],
+        "fingerprint": compute_fingerprint(recipe)[:DIGITS],
     }
 
 

@@ -28,7 +28,7 @@ from command.tree.nodes import (
     state_of,
 )
 from components.command_line import command_line
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.terminal import console
 
 

@@ -30,7 +30,8 @@ from command.run_status import print_runs
 from command.sweep import folder_of_runs, labels, name_of
 from command.sweep_table import SweepTable
 from command.words import SWEEP, check_words, keys_of
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.check import read_recipe
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.report.html import share_script
 from components.run.folder import RunFolder

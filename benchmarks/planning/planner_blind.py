@@ -16,7 +16,6 @@ from benchmarks.kept import ROOT
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.cluster import Hardware
-from components.config.schema.recipe import read_section
 from components.config.shape import (
     AttentionShape,
     Balance,
@@ -26,6 +25,7 @@ from components.config.shape import (
     PositionsShape,
     stage_layers,
 )
+from components.config.validation import read_section
 from components.planner.job import ParallelLayout, TrainingJob
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result

@@ -4,7 +4,7 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import ActionResult
 from command.perform import perform
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.run.folder import existing_run_folder
 
 

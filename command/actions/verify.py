@@ -12,7 +12,8 @@ from command.outcome import ActionResult, Status
 from command.recipe.lock_file import ReceivedLock, check_choices, read_given
 from command.recipe.own_places import lies_in_own_place
 from command.recipe.path_checks import places_outside
-from components.config.key_groups import KeyGroup, fingerprint_of
+from components.config.fingerprint import fingerprint_of
+from components.config.key_groups import KeyGroup
 from components.config.schema.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError

@@ -16,7 +16,8 @@ from command.arguments import Arguments
 from command.recipe.own_places import adoption
 from components.checkpoint.metadata import kept_tokens
 from components.command_line import command_line
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.check import read_recipe
+from components.config.schema.recipe import Recipe
 from components.config.schema.types import names_place
 from components.config.targets import takes_place
 from components.config.user_overrides import UserOverrides

@@ -2,7 +2,8 @@
 
 from command.compose import compose_group
 from command.recipe.own_places import option_names
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.check import check_recipe
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.ownership import is_own

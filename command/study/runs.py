@@ -21,8 +21,8 @@ from command.outcome import Status
 from command.perform import perform
 from command.study.request import StudyRequest
 from command.study.schema import ListedStudy, Point, QueueLimits, SearchStudy
+from components.config.check import read_recipe
 from components.config.resolve import check_continues
-from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from components.config.batch_ramp import FlopsPerToken
+from components.config.derived import FlopsPerToken
 from components.config.layout import AXES
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import AssumedValue, PublishedFigure

@@ -16,7 +16,8 @@ from command.compose import compose_tree
 from command.main import main
 from command.tree.nodes import TreeNode, nodes_of, root_of, state_of
 from command.tree.submission import submit_due
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.check import check_recipe
+from components.config.schema.recipe import Recipe
 from components.run.folder import RunFolder, create_run_folder
 from tests.cluster.jobs import CHECKOUT, job_of
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from components.config.fingerprint import compute_fingerprint
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import AssumedValue
 from components.convert.folder import write_card
@@ -92,7 +93,7 @@ def test_the_card_says_what_was_trained_how_far_and_what_is_assumed(recipe: Reci
     card = write_card(recipe, step=7, tokens=28_672, results=results(28_672))
     for words in (
         *("# teuken7b, miniature", "**This is a miniature**", recipe.why),
-        *(recipe.fingerprint(), "28,672 of 614,400 tokens, 7 steps"),
+        *(compute_fingerprint(recipe), "28,672 of 614,400 tokens, 7 steps"),
         *("3.2500 nats", "6.0000 nats", "7.0000 nats", "python_source 0.600"),
         "| held-out loss after step 5, weighted as the mixture | 3.5000 nats",
         "| held-out loss after step 5, plain mean over sources | 4.5000 nats",

@@ -15,7 +15,8 @@ from command.compose import compose_recipe
 from components.build import build
 from components.checkpoint.layout import read_pieces
 from components.checkpoint.metadata import RunProgress
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.check import check_recipe
+from components.config.schema.recipe import Recipe
 from components.distributed.data import DataParallel
 from components.distributed.devices import StateDtypes
 from components.distributed.mesh import Mesh, sum_over_ranks
