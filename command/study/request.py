@@ -19,7 +19,7 @@ from command.study.schema import (
     Value,
 )
 from command.study.study_file import check_study, varied
-from command.sweep import STUDY, as_folder, folder_of_runs, named_after, submits
+from command.sweeps.points import STUDY, as_folder, folder_of_runs, named_after, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
 from components.config.suggestions import nearest
 from components.errors import RecipeError

@@ -16,7 +16,7 @@ from cluster.status import status_of
 from cluster.user import read_user
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
-from command.job_submission import SubmittedError, check_resubmission, check_run, submit_run
+from command.jobs.submission import SubmittedError, check_resubmission, check_run, submit_run
 from command.outcome import Status
 from command.perform import perform
 from command.study.request import StudyRequest

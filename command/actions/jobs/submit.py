@@ -8,7 +8,7 @@ from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_tree
 from command.continuation import reopen
-from command.job_submission import NONE, check_own, check_resubmission, check_run, submit_run
+from command.jobs.submission import NONE, check_own, check_resubmission, check_run, submit_run
 from command.outcome import ActionResult
 from command.tree.nodes import continues_tree, nodes_of
 from command.tree.submission import submit_due

@@ -15,7 +15,7 @@ from command.arguments import ROOT, groups, read_point
 from command.compose import compose_recipe
 from command.main import main
 from command.recipe.own_places import lies_in_own_place
-from command.sweep import submits
+from command.sweeps.points import submits
 from components.errors import RecipeError
 
 OWN_TEXT = """\
