@@ -21,7 +21,7 @@ def dispatch(words: Sequence[str]) -> Status:
         tell(said)
         return Status.DONE
     if (asked := study_words(words)) is not None:
-        from command.study.request import run_study
+        from command.study.run import run_study
 
         return run_study(asked)
     sweeping, points = split_sweep(words)
