@@ -28,7 +28,7 @@ from cluster.launcher_log import LauncherReport, match_nodes, read_launcher_log,
 from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell, tell_end
 from cluster.scheduler import Scheduler, SchedulerError
 from components.config.check import read_recipe
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.fault_tolerance.failures import CUT_SHORT, RankError, read_errors
 from components.fault_tolerance.soft_failure import soft_failure

@@ -16,8 +16,8 @@ from cluster.records import Jobs, tell
 from cluster.scheduler import JobPlace
 from components.child_process import python_environment
 from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Site
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.preflight import verdict
 from components.preflight.node import hub

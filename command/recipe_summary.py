@@ -10,7 +10,7 @@ from command.plan_text import mixture_lines
 from components.config.derived import DerivedNumbers
 from components.config.fingerprint import compute_fingerprint
 from components.config.phases import recipes_of
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.terminal import console
 
 Tree = Mapping[str, Any]

@@ -14,11 +14,11 @@ import yaml
 from benchmarks.entry import enter
 from benchmarks.kept import ROOT
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.schema.cluster import Hardware
+from components.config.schema.types import Balance
 from components.config.shape import (
     AttentionShape,
-    Balance,
     MLPShape,
     ModelShape,
     NormShape,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from command.arguments import Arguments, read_point
 from command.comparison import data_of, losses_in, software_of
-from command.compose import compose_full, compose_recipe
+from command.composition.compose import compose_full, compose_recipe
 from command.recipe.lock_file import as_received, check_recipe_place, travels
 from command.recipe.path_checks import check_data_place
 from components.config.check import read_recipe

@@ -10,7 +10,7 @@ from command.recipe.path_checks import open_run
 from components.checkpoint.metadata import Marker, RunProgress, tokens_of
 from components.checkpoint.retention import beside, complete
 from components.config.fingerprint import compute_fingerprint
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.convert.merging import (
     MergedCheckpoint,
     average_into,

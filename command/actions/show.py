@@ -6,14 +6,14 @@ import yaml
 from rich.table import Table
 
 from command.arguments import ROOT, Arguments
-from command.compose import compose_defaults, compose_recipe
+from command.composition.compose import compose_defaults, compose_recipe
 from command.outcome import print_result
 from command.plan_text import mixture_lines
 from command.recipe_summary import layers_text, phase_lines, print_summary
 from command.remarks import remarks
 from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.config.rules.check import warnings_of
-from components.config.schema.recipe import Recipe
 from components.config.suggestions import nearest
 from components.errors import RecipeError
 from components.terminal import console, say, tell

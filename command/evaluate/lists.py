@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from command.arguments import ROOT, Arguments
-from command.recipe.yaml_file import read_data
+from command.files.yaml_file import read_data
 from components.config.suggestions import nearest
 from components.config.validation import read_section
 from components.errors import RecipeError

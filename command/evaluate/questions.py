@@ -14,7 +14,7 @@ from components.build import build
 from components.checkpoint.metadata import kept_tokens
 from components.config.check import check_recipe
 from components.config.phases import recipe_before
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.data.token_file import encode
 from components.errors import RecipeError
 from components.evaluate import text_loss

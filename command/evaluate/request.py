@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from command.evaluate.lists import list_names, read_list
-from command.recipe.yaml_file import read_data
+from command.files.yaml_file import read_data
 from components.config.schema.types import Section
 from components.config.suggestions import nearest
 from components.config.validation import read_section

@@ -15,7 +15,7 @@ from cluster.script import job_name
 from cluster.status import RunStatus, status_of
 from command.continuation import change_text
 from command.outcome import print_result
-from command.tree.nodes import (
+from command.run_tree.nodes import (
     DONE,
     QUEUED,
     WAITING,

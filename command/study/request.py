@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import ROOT, Arguments, parse_word, read_point
+from command.files.yaml_file import read_data
 from command.recipe.lock_file import check_recipe_place
-from command.recipe.yaml_file import read_data
 from command.study.schema import (
     RECIPE,
     TOKENIZER,

@@ -15,7 +15,7 @@ from cluster.records import Jobs
 from cluster.status import status_of
 from cluster.user import read_user
 from command.arguments import ROOT, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.jobs.submission import SubmittedError, check_resubmission, check_run, submit_run
 from command.outcome import Status
 from command.perform import perform

@@ -21,7 +21,7 @@ from command.study.schema import (
     SearchStudy,
     Value,
 )
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import fields_of
 from components.config.suggestions import nearest
 from components.config.validation import read_section

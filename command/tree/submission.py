@@ -13,7 +13,7 @@ from cluster.user import read_user
 from command.arguments import ROOT, Arguments, read_point
 from command.evaluate.queue import ask_in_jobs
 from command.jobs.submission import check_own, check_run, submit_run
-from command.tree.nodes import DONE, DUE, TreeNode, logs_of, nodes_of, queued_jobs, state_of
+from command.run_tree.nodes import DONE, DUE, TreeNode, logs_of, nodes_of, queued_jobs, state_of
 from components.config.check import read_recipe
 from components.config.children import CHILDREN
 from components.errors import RecipeError

@@ -20,8 +20,8 @@ from components.checkpoint.metadata import (
 from components.checkpoint.rewind import link
 from components.config.check import read_recipe
 from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.config.schema.parent import Parent
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.run.event_log import EventLog
 from components.run.folder import RunFolder, existing_run_folder

@@ -6,8 +6,8 @@ from typing import Any
 
 from components.config.parent import check_beginning
 from components.config.phases import check_phases, check_starts
+from components.config.recipe import Recipe
 from components.config.rules.check import check_rules
-from components.config.schema.recipe import Recipe
 from components.config.targets import check_nodes
 from components.config.validation import read_section
 from components.errors import RecipeError

@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Any
 
 from components.config.key_groups import KeyGroup, split
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 
 
 def compute_fingerprint(recipe: Recipe) -> str:

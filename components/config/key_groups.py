@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import KeyGroup as KeyGroup
 from components.config.schema.types import OtherGroup, fields_of, sections_at
 from components.config.targets import OF_PHASE

@@ -11,9 +11,9 @@ from typing import Any
 
 from components.config import layout
 from components.config.batch_ramp import nearest_multiples
+from components.config.recipe import Recipe
 from components.config.rules.check import check_rules
 from components.config.schema.phases import RunPhase
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.schema.types import thaw
 from components.config.targets import check_nodes

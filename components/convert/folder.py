@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from components.config.fingerprint import compute_fingerprint
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.convert.family import HFFamily, choose_family
 from components.convert.features import Features, read_features
 from components.convert.hf_shards import MAX_SHARD_BYTES, write_shards

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from components.checkpoint.loading import CheckpointChoice
 from components.checkpoint.metadata import Marker, RunProgress
 from components.config.fingerprint import compute_fingerprint
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.convert.reading import load_weights
 from components.convert.tokenizer import FETCH
 from components.data.byte_bpe import FILE_NAME as BYTE_BPE

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from components.config.derived import FlopsPerToken
 from components.config.layout import AXES
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.sections import AssumedValue, PublishedFigure
 from components.config.shape import ModelShape
 from components.errors import RecipeError

@@ -35,7 +35,7 @@ from typing import Any
 
 from components.config.check import read_recipe
 from components.config.fingerprint import compute_fingerprint
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.suggestions import nearest
 from components.config.user_overrides import differences, leaves
 from components.data.files import write_atomically

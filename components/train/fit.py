@@ -11,8 +11,8 @@ import numpy as np
 from components.checkpoint.metadata import newest_checkpoint, tokens_of
 from components.config.fingerprint import compute_fingerprint
 from components.config.phases import recipe_at
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Electricity
-from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
 from components.distributed.devices import peak_memory_bytes

@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from command.arguments import read_point
-from command.compose import compose_recipe, compose_tree
+from command.composition.compose import compose_recipe, compose_tree
 from command.main import main
 from components.config.check import check_recipe
 from components.config.children import below, needed_tokens, saved_tokens
 from components.config.fingerprint import compute_fingerprint
 from components.config.key_groups import KeyGroup, split
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 
 BASE = ("recipe=teuken7b", "scale=full", "cluster=juwels")

@@ -7,7 +7,7 @@ import pytest
 
 from command.actions.show import WORKS, citations
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
 from components.config.fingerprint import compute_fingerprint
 from components.errors import RecipeError

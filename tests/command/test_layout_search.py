@@ -8,9 +8,9 @@ import pytest
 from command.actions.jobs.render import run as render
 from command.actions.show import run as show
 from command.arguments import read_point
-from command.compose import compose_recipe, compose_searched
+from command.composition.compose import compose_recipe, compose_searched
 from components.config.fingerprint import compute_fingerprint
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 

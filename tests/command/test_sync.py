@@ -10,7 +10,7 @@ from command.actions.sync import tracking_of
 from command.arguments import read_point
 from command.main import main
 from components.config.check import read_recipe
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.writer_lock import alone
 from components.tracking import run_export

@@ -12,7 +12,7 @@ import pytest
 
 from components.build import build
 from components.config.fingerprint import compute_fingerprint
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 from tests.recipes.differences import composed
 

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.recipes import recipe_tree
 from command.arguments import ROOT, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.build import build
 from components.config.fingerprint import compute_fingerprint
 from tests.recipes.differences import (

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from components.attention_backends import AttentionCase, Backend, serving
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.targets import read_signature
 
 

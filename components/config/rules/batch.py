@@ -8,7 +8,7 @@ from components.config.batch_ramp import (
     microbatch_sizes,
     neighbours,
 )
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.errors import RecipeError
 

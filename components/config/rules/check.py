@@ -8,13 +8,13 @@ from math import prod
 from typing import Any
 
 from components.config.batch_ramp import nearest_multiples
+from components.config.recipe import Recipe
 from components.config.rules import engine
 from components.config.rules.batch import check_microbatches
 from components.config.rules.layout import check_degrees
 from components.config.rules.model import check_further, check_model, check_shape
 from components.config.rules.parametrization import check_parametrization
 from components.config.schema.data import DataSection, Source
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Precision
 from components.config.suggestions import nearest
 from components.errors import RecipeError

@@ -2,7 +2,7 @@
 
 from math import log2
 
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.sections import Cluster, Parallelism
 from components.errors import RecipeError
 

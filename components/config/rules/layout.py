@@ -5,9 +5,9 @@ What a full-size job would refuse after minutes in the queue is refused here, fr
 
 from math import lcm, prod
 
+from components.config.recipe import Recipe
 from components.config.rules.attention import attention_backends
 from components.config.rules.engine import check_engine, check_float8_layout
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.shape import ModelShape, divisors
 from components.config.stages import V_SCHEDULES

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import gcd
 from typing import NamedTuple
 
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from components.config.children import needed_tokens
 from components.config.fingerprint import compute_fingerprint
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 from components.data.token_file import width_of
 from components.planner.plan import Bill

@@ -14,7 +14,7 @@ import yaml
 
 from command.actions import auto
 from command.arguments import ROOT, Arguments
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
 from command.outcome import ActionResult
 from command.study.listed import run_points

@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.checkpoint.loading import check_alone
 from components.checkpoint.metadata import Kind, RunProgress
 from components.checkpoint.parent import begin, find_beginning
 from components.checkpoint.retention import Policy, prune
 from components.config.check import check_recipe
 from components.config.fingerprint import compute_fingerprint
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.history import read_lines

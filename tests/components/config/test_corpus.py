@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.check import read_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.key_groups import KeyGroup, declared
+from components.config.recipe import Recipe
 from components.config.schema.data import Preparation
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "preparation"

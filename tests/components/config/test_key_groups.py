@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from components.config.fingerprint import fingerprint_of
 from components.config.key_groups import PLACES, KeyGroup, declared, split
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import fields_of
 from components.config.user_overrides import leaves
 from tests.components.config.conftest import Compose

@@ -8,8 +8,8 @@ import pytest
 
 from components.config.fingerprint import compute_fingerprint
 from components.config.key_groups import KeyGroup, declared
+from components.config.recipe import Recipe
 from components.config.resolve import check_continues, is_movable, relayout
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from tests.components.config.test_key_groups import fields
 from tests.components.config.test_relayout import EXPERTS, GRID, Values, composed

@@ -8,13 +8,13 @@ import yaml
 
 from command.actions.show import as_json
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.recipe_summary import parent_lines
 from components.config.check import check_recipe, read_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.key_groups import KeyGroup, split
 from components.config.phases import recipe_of
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 

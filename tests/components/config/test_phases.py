@@ -11,8 +11,8 @@ from command.recipe_summary import phase_lines
 from components.config.check import check_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.phases import recipe_at, recipe_before, recipe_of, recipes_of
+from components.config.recipe import Recipe
 from components.config.resolve import check_movable, relayout
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from tests.components.config.own_recipe import compose_own
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.check import check_recipe
 from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.config.resolve import SECTIONS, check_movable, relayout
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 
 TEUKEN = ("recipe=teuken7b",)

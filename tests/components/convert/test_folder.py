@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from components.config.fingerprint import compute_fingerprint
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.sections import AssumedValue
 from components.convert.folder import write_card
 from components.errors import RecipeError
@@ -70,7 +70,7 @@ def test_a_model_with_parts_of_its_own_is_a_bug(export: Export) -> None:
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
     from command.arguments import read_point
-    from command.compose import compose_recipe
+    from command.composition.compose import compose_recipe
 
     return compose_recipe(read_point(["recipe=teuken7b"]))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.fingerprint import compute_fingerprint
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.parity import prover
 from components.parity.prover import RanksError, in_precision, on_one_process, start_ranks
 

@@ -6,10 +6,10 @@ from functools import cache
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe, compose_searched
-from command.layout_search import SearchResult
+from command.composition.compose import compose_recipe, compose_searched
+from command.composition.layout_search import SearchResult
 from components.config.fingerprint import compute_fingerprint
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.planner.communication import group_of
 from components.planner.layouts import Layouts
 from components.planner.memory import deciding_ranks, plan_memory, rank_memory

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.check import check_recipe
 from components.config.fingerprint import compute_fingerprint
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.data.packing import open_rows, pack_sources
 from components.errors import RecipeError

@@ -6,9 +6,9 @@ from copy import deepcopy
 import pytest
 
 from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.config.resolve import resolve
 from components.config.schema.data import DataPhase, Source
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 
 Compose = Callable[..., Recipe]

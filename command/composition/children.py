@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from command.arguments import Arguments, check_option, groups
-from command.settling import settle
+from command.composition.settling import settle
 from components.config.check import check_recipe
 from components.config.children import CHILDREN, below, ordered, settled_tokens
 from components.config.fingerprint import compute_fingerprint
 from components.config.parent import PARENT, check_parent, shrink_beginning, step_end
+from components.config.recipe import Recipe
 from components.config.schema.children import Child
-from components.config.schema.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.config.validation import read_section
 from components.errors import RecipeError

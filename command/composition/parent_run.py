@@ -9,8 +9,8 @@ from command.arguments import Arguments, read_point
 from components.config.check import read_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.parent import PARENT, check_parent, end_of, shrink_beginning, step_end
+from components.config.recipe import Recipe
 from components.config.schema.parent import Parent
-from components.config.schema.recipe import Recipe
 from components.config.validation import read_section
 from components.errors import RecipeError
 from components.run.disk import explained
