@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine
-from components.config.key_groups import KeyGroup, fingerprint_of
-from components.config.schema.recipe import Recipe
+from components.config.fingerprint import fingerprint_of
+from components.config.key_groups import KeyGroup
+from components.config.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

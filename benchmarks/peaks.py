@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from benchmarks.entry import enter
 from benchmarks.machine import machine
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.distributed.collectives import all_gather
 from components.distributed.devices import compute_dtype, device_type
 from components.planner.job import TrainingJob, job_of

@@ -10,8 +10,8 @@ from cluster.clients import scheduler_for
 from cluster.container import check_container, container_path, container_text
 from cluster.scheduler import Scheduler, SchedulerError, check_id, check_present
 from cluster.user import User
+from components.config.recipe import Recipe
 from components.config.schema.data import Preparation
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from data_prep.stages.folder import Say
 from data_prep.stages.plan import read_plan

@@ -32,7 +32,7 @@ from cluster.records import (
     tell_end,
 )
 from cluster.scheduler import Scheduler, SchedulerError
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.fault_tolerance.failures import forget_errors, read_errors, seconds_between
 from components.preflight.verdict import CHOSEN, HOSTS, forget_verdict, list_hosts
 from components.run.folder import RunFolder

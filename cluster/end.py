@@ -27,7 +27,8 @@ from cluster.decisions import (
 from cluster.launcher_log import LauncherReport, match_nodes, read_launcher_log, suspect_nodes
 from cluster.records import Jobs, heading, now, ranks_log, saved_tokens, tell, tell_end
 from cluster.scheduler import Scheduler, SchedulerError
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.fault_tolerance.failures import CUT_SHORT, RankError, read_errors
 from components.fault_tolerance.soft_failure import soft_failure

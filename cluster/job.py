@@ -8,8 +8,8 @@ from pathlib import Path
 from cluster import container, script
 from cluster.clients import scheduler_for
 from cluster.user import User
+from components.config.recipe import Recipe
 from components.config.schema.cluster import QueueSection, Site, Variable
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe

@@ -15,8 +15,9 @@ from cluster.clients import scheduler_for
 from cluster.records import Jobs, tell
 from cluster.scheduler import JobPlace
 from components.child_process import python_environment
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Site
-from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 from components.preflight import verdict
 from components.preflight.node import hub

@@ -19,7 +19,7 @@ from cluster.chain import ChainState, JobAttempt
 from cluster.chain_events import KINDS, ChainEvent
 from cluster.scheduler import Scheduler, check_id
 from components.checkpoint.metadata import RunProgress, newest_checkpoint, tokens_of
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.errors import RecipeError
 from components.json_file import open_regular
 from components.run.event_log import EventLog, Kind, append_line

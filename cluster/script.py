@@ -9,8 +9,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cluster.container import HERE, file_of
 from cluster.user import PLAIN, User, unsaid
+from components.config.recipe import Recipe
 from components.config.schema.cluster import QueueSection, Site, Variable
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster
 from components.errors import RecipeError
 from components.planner.queues import no_queue, queues_on, takes

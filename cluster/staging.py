@@ -20,7 +20,7 @@ from typing import Any
 from cluster.script import fill
 from cluster.user import User
 from components.child_process import python_environment
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.data.files import FileRecord, record_file, replace_atomically
 from components.errors import RecipeError
 from components.preflight.node_checks import read_lock

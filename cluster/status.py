@@ -16,7 +16,8 @@ from cluster.records import Jobs, saved_tokens
 from cluster.scheduler import JobState, Scheduler, SchedulerError
 from cluster.scheduler_command import cached_answers
 from components.command_line import command_line
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.run.folder import RunFolder, existing_run_folder
 from components.run.history import read_lines
 from components.run.ownership import is_own

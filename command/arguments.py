@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from command.files.trusted_paths import group_names, option_names
 from command.hydra_words import refuse_hydra
 from command.options import RAW_KEYS, READERS, SITE, Options, one_of
-from command.recipe.own_places import group_names, option_names
 from command.words import ACTIONS
 from components.config.suggestions import meaning_of, misspelt, nearest
 from components.errors import RecipeError

@@ -15,12 +15,13 @@ from typing import Any
 from rich.table import Table
 
 from command.arguments import Arguments, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.outcome import ActionResult, Status, print_result
 from command.recipe.lock_file import as_received, check_recipe_place
 from command.words import check_no_recipe, check_recipe_words, keys_of
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
-from components.config.schema.recipe import Recipe, read_recipe
 from components.data.files import check_regular, write_atomically
 from components.errors import RecipeError
 from components.planner import software

@@ -9,12 +9,13 @@ from pathlib import Path
 from rich.table import Table
 
 from command.arguments import Arguments, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.recipe.lock_file import ReceivedLock, read_given
 from command.recipe.path_checks import strange_data
 from command.words import check_no_recipe, check_recipe_words, keys_of
+from components.config.check import read_recipe
 from components.config.key_groups import TITLES, KeyGroup, without_profile
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.recipe import Recipe
 from components.data.manifest import FILE_NAME
 from components.errors import RecipeError
 from components.json_file import dump_json

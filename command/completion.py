@@ -144,9 +144,11 @@ def _keys(word: str, words: Sequence[str]) -> Iterator[str]:
 
 def _found(key: str, words: Sequence[str]) -> Any:
     """Compose what the words choose and set, and find a key; nothing where they are wrong."""
-    from command.compose import compose_recipe  # takes its time, and many words do without
+    from command.composition.compose import (
+        compose_recipe,  # takes its time, and many words do without
+    )
     from command.recipe.recipe_file import find_target
-    from command.sweep import split_sweep
+    from command.sweeps.points import split_sweep
 
     keys = [word for word in words if not word.startswith("-") and not _is_other(word)]
     try:

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments
-from command.compose import compose_group
-from command.parent_run import beginning_of
+from command.composition.compose import compose_group
+from command.composition.parent_run import beginning_of
 from command.prepared_data import prepare_data
 from command.recipe.path_checks import check_run_places
 from command.words import is_own, keys_of
 from components.checkpoint.metadata import newest_checkpoint
+from components.config.recipe import Recipe
 from components.config.resolve import check_movable, relayout
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.run.disk import explained
 from components.run.folder import RunFolder, open_run_folder

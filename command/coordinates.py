@@ -8,9 +8,10 @@ from typing import Any, Literal
 from rich.table import Table
 
 from command.arguments import Arguments
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.outcome import ActionResult, Status, print_result
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 from components.parity import coordinates

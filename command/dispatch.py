@@ -7,7 +7,7 @@ from command.arguments import read_point
 from command.help import answer
 from command.outcome import ActionResult, Status, attempt
 from command.perform import perform
-from command.sweep import split_sweep, study_words, submits, trains
+from command.sweeps.points import split_sweep, study_words, submits, trains
 from components.terminal import tell
 
 
@@ -21,14 +21,14 @@ def dispatch(words: Sequence[str]) -> Status:
         tell(said)
         return Status.DONE
     if (asked := study_words(words)) is not None:
-        from command.study.request import run_study
+        from command.study.run import run_study
 
         return run_study(asked)
     sweeping, points = split_sweep(words)
     if not sweeping:
         return _act(points[0]).status
     if submits(points) or trains(points):
-        from command.sweep_runs import submit_all, train_all  # imports numpy and tokenizers
+        from command.sweeps.runs import submit_all, train_all  # imports numpy and tokenizers
 
         return submit_all(points) if submits(points) else train_all(points)
     return _sweep(points)

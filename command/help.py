@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from command.arguments import ROOT
+from command.files.trusted_paths import RECIPE, option_names
 from command.options import OPTIONS
 from command.outcome import PACKAGES, version_of
-from command.recipe.own_places import RECIPE, option_names
 from command.recipe.recipe_chain import read_named
 from command.words import ACTIONS, ANY, WAYS
 from components.config.suggestions import nearest

@@ -7,7 +7,7 @@ from command.arguments import Arguments
 from command.recipe.path_checks import no_checkpoint, open_run
 from components.checkpoint.loading import CheckpointChoice, newest_weights
 from components.config.phases import recipe_before
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 from components.convert.family import HFFamily
 from components.convert.folder import Rows, write_card, write_folder

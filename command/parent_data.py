@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from command.recipe.path_checks import strange_data
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.errors import RecipeError
 from components.run.folder import existing_run_folder

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from rich.table import Table
 
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.planner.job import label
 from components.planner.result import PlannedMemory, PlanResult
 from components.planner.timeline import RankLine, Timeline

@@ -11,8 +11,8 @@ from rich.table import Table
 from cluster.user import read_user
 from command.arguments import ROOT
 from components.build import build
+from components.config.recipe import Recipe
 from components.config.schema.data import Preparation, Source
-from components.config.schema.recipe import Recipe
 from components.data.files import HASHES, HashCache, HashFile, replace_atomically
 from components.data.manifest import Manifest, StageRecord
 from components.data.packing import pack_sources
@@ -160,7 +160,8 @@ def _cleaned(
     preparation = recipe.data.preparation
     if not isinstance(preparation, Preparation):
         return raw, {}, Here()
-    from data_prep.corpus import Corpus, Passes
+    from data_prep.corpus import Corpus
+    from data_prep.stages.passes import Passes
     from data_prep.stages.tokens import InPasses
 
     texts = {name: source for name, source in raw.items() if not source.tokens}

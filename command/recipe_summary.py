@@ -7,9 +7,10 @@ from typing import Any
 from rich.table import Table
 
 from command.plan_text import mixture_lines
-from components.config.batch_ramp import DerivedNumbers
+from components.config.derived import DerivedNumbers
+from components.config.fingerprint import compute_fingerprint
 from components.config.phases import recipes_of
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.terminal import console
 
 Tree = Mapping[str, Any]
@@ -83,7 +84,7 @@ def _figures(recipe: Recipe) -> dict[str, str]:
         f"layers of each stage: {layers_text(derived)}",
         "FLOPs a token": f"{per_token.full:,} full attention, {per_token.causal:,} causal",
         "mixture": "\n".join(mixture_lines(recipe, most=SOURCES)).replace("mixture, ", ""),
-        "fingerprint": recipe.fingerprint()[:DIGITS],
+        "fingerprint": compute_fingerprint(recipe)[:DIGITS],
     }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from command.arguments import Arguments
 from command.recipe.lock_file import bundle_of
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.stand_ins import note_of_carriers
 
 

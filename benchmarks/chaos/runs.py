@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from benchmarks.chaos.cases import LAYOUTS, RANKS, SAVED_STEPS, STEP_SECONDS, STEPS, Draw
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.prepared_data import prepare_data
 from components.run.folder import create_run_folder
 from components.run.history import read_lines

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from benchmarks.gpu.peers import PeerStep, compiles, recomputes, settings_of
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 
 
 class Causal(PeerStep):

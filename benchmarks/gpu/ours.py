@@ -14,8 +14,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 from typing_extensions import override
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.distributed.devices import lone_backend
 from components.dryrun.world import NoBatches, trainer_of
 from components.engine import parallelize

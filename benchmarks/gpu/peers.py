@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu.ours import tokens_of
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Clip = Callable[[Iterable[nn.Parameter], float], object]

@@ -14,7 +14,7 @@ from benchmarks.gpu.device import memory_of, this_device
 from benchmarks.gpu.ours import compose
 from benchmarks.training.loss import WAYS, loss_of
 from components.attention_backends import BACKENDS
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.model.attention import AttentionCore, ForwardScope
 from components.model.mlp import MLP

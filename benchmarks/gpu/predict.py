@@ -14,7 +14,7 @@ from benchmarks.gpu.cases import GpuCase, read_cases
 from benchmarks.gpu.drive import say
 from benchmarks.kept import RESULTS
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.dryrun.roles import rehearse_roles
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe

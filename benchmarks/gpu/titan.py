@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.gpu.ours import join_world
 from benchmarks.gpu.peers import PeerStep, compiles, recomputes, settings_of
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 
 

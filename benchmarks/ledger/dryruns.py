@@ -21,7 +21,7 @@ from benchmarks.ledger.proofs import DRY_RUN, FILES
 from benchmarks.marked import split_marked
 from benchmarks.recipes import published_recipes
 from command.arguments import ROOT, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.key_groups import KeyGroup
 
 RESULT = FILES[DRY_RUN]

@@ -16,9 +16,9 @@ from benchmarks.ledger import ledger
 from benchmarks.ledger.proofs import FILES, MEASURED
 from command.arguments import read_point
 from command.calibrate import read_steps
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.key_groups import KeyGroup
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.sharing.differences import Side, compare
 

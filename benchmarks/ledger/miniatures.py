@@ -24,9 +24,9 @@ from benchmarks.ledger import ledger
 from benchmarks.ledger.proofs import FILES, MINIATURE
 from benchmarks.recipes import published_recipes
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.key_groups import KeyGroup
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.terminal import console
 
 RESULT = FILES[MINIATURE]

@@ -22,7 +22,7 @@ from benchmarks.ledger import ledger
 from benchmarks.ledger.proofs import FILES, PARITY
 from benchmarks.recipes import published_recipes
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.key_groups import KeyGroup
 from components.terminal import console
 

@@ -13,9 +13,9 @@ from benchmarks.kept import RESULTS, Row, fingerprints, read_rows
 from benchmarks.recipes import published_recipes, recipe_tree
 from command.actions.show import as_json
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.key_groups import KeyGroup
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
 

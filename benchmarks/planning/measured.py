@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import ceil
 from pathlib import Path
 
-from components.config.batch_ramp import FlopsPerToken
+from components.config.derived import FlopsPerToken
 from components.config.shape import (
     AttentionShape,
     MLPShape,

@@ -22,7 +22,7 @@ from benchmarks.entry import enter
 from benchmarks.kept import ROOT
 from benchmarks.planning.measured import MeasuredLayout, read_rows
 from components.config.schema.cluster import Hardware
-from components.config.schema.recipe import read_section
+from components.config.validation import read_section
 from components.errors import RecipeError
 from components.planner.memory import plan_memory, rank_memory
 from components.planner.software import SoftwareModel, read_software

@@ -7,25 +7,24 @@ import csv
 import json
 from collections.abc import Iterator, Mapping
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from benchmarks.entry import enter
 from benchmarks.kept import ROOT
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.schema.cluster import Hardware
-from components.config.schema.recipe import read_section
 from components.config.shape import (
     AttentionShape,
-    Balance,
     MLPShape,
     ModelShape,
     NormShape,
     PositionsShape,
     stage_layers,
 )
+from components.config.validation import read_section
 from components.planner.job import ParallelLayout, TrainingJob
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
@@ -135,7 +134,9 @@ def tuning_job(cells: Mapping[str, str]) -> TrainingJob | None:
         "microbatches": numbers["gbs"] // (numbers["dp"] * numbers["mbs"]),
         "microbatch_sequences": numbers["mbs"],
     }
-    balance: Balance = "layers_and_ends" if cells["date"] >= ENDS_SINCE else "layers"
+    balance: Literal["layers", "layers_and_ends"] = (
+        "layers_and_ends" if cells["date"] >= ENDS_SINCE else "layers"
+    )
     stages = stage_layers(numbers["nlayers"], numbers["pp"], balance)
     job = _job(item, [len(part) for part in stages], vocabulary=250_880, fused=False)
     logged = printed_tflops(job, seconds)

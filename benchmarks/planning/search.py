@@ -15,8 +15,8 @@ from benchmarks.planning.measured import MeasuredLayout, read_rows
 from benchmarks.planning.planner_accuracy import DATA, is_timed, read_campaign, regret
 from benchmarks.recipes import recipe_tree
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.planner.memory import plan_memory
 from components.planner.search import search_layouts, weighed
 from components.planner.time import plan_time

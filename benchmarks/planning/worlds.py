@@ -20,7 +20,7 @@ from benchmarks.kept import RESULTS, circumstances
 from benchmarks.machine import apart
 from benchmarks.speed.wanted import MOST_WORLD_SECONDS
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.distributed.mesh import build_mesh
 from components.terminal import console
 from components.torch_internals.operators import FakeStore

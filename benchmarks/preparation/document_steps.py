@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, ROOT, circumstances
 from components.config.schema.data import Preparation
-from components.config.schema.recipe import read_section
+from components.config.validation import read_section
 from components.terminal import console
 from data_prep.filters.published import PublishedFilter, Words
 from data_prep.filters.text_ratios import character_repetition

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.kept import circumstances
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.parity.prover import draw_data
 from components.run.folder import RunFolder, create_run_folder
 from components.terminal import console

@@ -23,7 +23,7 @@ from benchmarks.kept import RESULTS
 from benchmarks.paired import paired_ratio
 from benchmarks.speed.wanted import MOST_GUARDED
 from benchmarks.training.drawn_run import compare_steps, compose, train_drawn
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.fault_tolerance.guards import StepGuard
 from components.train.callbacks.hooks import RunCallback
 from components.train.module import Pretraining

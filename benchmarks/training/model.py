@@ -28,9 +28,9 @@ from benchmarks.kept import RESULTS, circumstances
 from benchmarks.machine import apart, peak_added_bytes
 from benchmarks.recipes import published_recipes
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.build import build
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 from components.convert.family import choose_family
 from components.convert.features import read_features

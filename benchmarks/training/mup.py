@@ -22,8 +22,9 @@ from pathlib import Path
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, ROOT, Row, circumstances
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe, check_recipe
+from command.composition.compose import compose_recipe
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
 from components.parity.coordinates import resized
 from components.run.folder import create_run_folder
 from components.terminal import say

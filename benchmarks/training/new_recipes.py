@@ -31,9 +31,9 @@ from pathlib import Path
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, ROOT, Row, circumstances, fingerprints
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.key_groups import KeyGroup
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.data.files import hash_file, replace_atomically
 from components.errors import RecipeError
 from components.terminal import say

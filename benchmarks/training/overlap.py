@@ -40,7 +40,7 @@ from benchmarks.training.exchanges import scatter_once, sending, unsent
 from benchmarks.training.link import LOOPBACK, linked
 from benchmarks.training.two_ranks import RANKS, Seconds, be_rank, measure_ranks, take_turns
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.build import build
 from components.distributed import collectives
 from components.distributed.data import DataParallel, shard_weights

@@ -22,8 +22,9 @@ from rich.table import Table
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, circumstances
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe, read_recipe
+from command.composition.compose import compose_recipe
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.parity.prover import draw_data, start_ranks
 from components.run.folder import RunFolder, create_run_folder
 from components.terminal import console

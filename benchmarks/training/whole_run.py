@@ -30,7 +30,7 @@ from benchmarks.kept import RESULTS, circumstances
 from benchmarks.paired import paired_ratio
 from benchmarks.speed.wanted import MOST_FIRST_SECONDS, MOST_LOADING, MOST_OUTSIDE
 from command.arguments import ROOT, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.prepared_data import prepare_data
 from components.child_process import python_environment
 from components.engine.mesh_engine import MeshEngine

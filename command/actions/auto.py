@@ -1,10 +1,10 @@
 """Train where nothing stands in between; submit on a cluster with a scheduler."""
 
 from command.arguments import Arguments
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.outcome import ActionResult
 from command.perform import perform
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.run.folder import existing_run_folder
 
 

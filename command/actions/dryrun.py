@@ -8,9 +8,9 @@ from typing import Any
 from rich.table import Table
 
 from command.arguments import Arguments
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.outcome import ActionResult, Status, print_result
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.dryrun.roles import RoleError, RoleResult, highest, judge, rehearse_roles
 from components.planner.memory import verdict_of
 from components.planner.plan import Plan, plan_recipe

@@ -9,7 +9,8 @@ from command.arguments import Arguments
 from command.recipe.path_checks import open_run
 from components.checkpoint.metadata import Marker, RunProgress, tokens_of
 from components.checkpoint.retention import beside, complete
-from components.config.schema.recipe import Recipe
+from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.convert.merging import (
     MergedCheckpoint,
     average_into,
@@ -35,7 +36,7 @@ def run(arguments: Arguments) -> None:
     chosen = last_checkpoints(source.checkpoints, count, arguments.at_tokens)
     for warning in warnings_between(recipe, tokens_of(chosen[0]), tokens_of(chosen[-1])):
         say(f"warning: {warning}")
-    merged = check_whole(chosen, parts, recipe.fingerprint())
+    merged = check_whole(chosen, parts, compute_fingerprint(recipe))
     folder = create_run_folder(recipe, target)
     with explained(folder.path), complete_or_removed(folder.path):
         write_provenance(folder, arguments.words)
@@ -77,7 +78,7 @@ def _average(folder: RunFolder, recipe: Recipe, merged: Sequence[MergedCheckpoin
     progress = RunProgress(step=newest.progress.step, tokens=newest.progress.tokens)
     marker = Marker(
         kind="tokens",
-        fingerprint=recipe.fingerprint(),
+        fingerprint=compute_fingerprint(recipe),
         progress=progress,
         held_out_loss=None,
         files={},

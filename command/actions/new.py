@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import ROOT, Arguments, groups
-from command.compose import compose_full, compose_group
+from command.composition.compose import compose_full, compose_group
+from command.files.trusted_paths import NAME, lies_in_own_place
 from command.new_recipe import material
 from command.new_recipe.material import GivenText
 from command.new_recipe.page import (
@@ -23,7 +24,6 @@ from command.new_recipe.page import (
     write,
 )
 from command.new_recipe.sizes import choose_sizes, keep_lengths
-from command.recipe.own_places import NAME, lies_in_own_place
 from components.command_line import command_line
 from components.errors import RecipeError
 from components.terminal import hide_folders, say, tell

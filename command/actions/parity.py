@@ -10,10 +10,10 @@ from typing import Any, Literal
 from rich.table import Table
 
 from command.arguments import Arguments
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.outcome import ActionResult, Status, print_result
 from components.config.layout import AXES
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 from components.parity import prover

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from command.arguments import Arguments
-from command.compose import compose_searched, compose_tree
+from command.composition.compose import compose_searched, compose_tree
 from command.outcome import ActionResult, print_result
 from command.plan_text import mixture_lines, print_plan
 from command.remarks import remarks

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from command.arguments import Arguments
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.outcome import print_result
 from command.study.ladder import LadderResult, read_ladder
 from components.planner.plan import plan_recipe

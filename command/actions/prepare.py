@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from command.arguments import Arguments
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.evaluate.lists import fetch_lists
 from command.prepared_data import prepare_data
 from components.terminal import say, tell

@@ -2,7 +2,7 @@
 
 from command.actions.predict import predicted_rows
 from command.arguments import Arguments
-from command.compose import compose_tree
+from command.composition.compose import compose_tree
 from command.study.ladder import read_ladder
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe

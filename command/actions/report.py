@@ -11,7 +11,7 @@ from components.terminal import tell
 def run(arguments: Arguments) -> None:
     """Report ``run=FOLDER`` or ``runs=[...]`` into ``file=FILE``, or into the one folder."""
     check_plotly("action")
-    from command.tree.page import write_tree_page
+    from command.run_tree.page import write_tree_page
     from components.report.page import write_report
 
     runs = named_runs(arguments)

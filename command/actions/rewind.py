@@ -2,7 +2,7 @@
 
 from command.arguments import Arguments
 from command.recipe.path_checks import check_run_places
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.errors import RecipeError
 from components.run.disk import explained
 from components.run.event_log import EventLog

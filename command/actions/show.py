@@ -6,13 +6,14 @@ import yaml
 from rich.table import Table
 
 from command.arguments import ROOT, Arguments
-from command.compose import compose_defaults, compose_recipe
+from command.composition.compose import compose_defaults, compose_recipe
 from command.outcome import print_result
 from command.plan_text import mixture_lines
 from command.recipe_summary import layers_text, phase_lines, print_summary
 from command.remarks import remarks
+from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.config.rules.check import warnings_of
-from components.config.schema.recipe import Recipe
 from components.config.suggestions import nearest
 from components.errors import RecipeError
 from components.terminal import console, say, tell
@@ -64,7 +65,7 @@ def as_json(recipe: Recipe) -> dict[str, object]:
     found: dict[str, object] = {
         "recipe": recipe.model_dump(mode="json"),
         "derived": recipe.derived.model_dump(mode="json"),
-        "fingerprint": recipe.fingerprint(),
+        "fingerprint": compute_fingerprint(recipe),
     }
     if recipe.phases:
         found["phases"] = [span._asdict() for span in recipe.clock.spans]
@@ -107,7 +108,7 @@ def _derived_table(recipe: Recipe) -> Table:
         "layers of each pipeline stage": layers_text(derived),
         "FLOPs a token, full attention": derived.flops_per_token.full,
         "FLOPs a token, causal attention": derived.flops_per_token.causal,
-        "fingerprint": recipe.fingerprint(),
+        "fingerprint": compute_fingerprint(recipe),
     }
     table = Table("derived", "", box=None)
     for name, value in rows.items():

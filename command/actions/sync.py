@@ -5,11 +5,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from command.arguments import Arguments
-from command.compose import compose_group
+from command.composition.compose import compose_group
 from command.recipe.path_checks import named_runs
 from components import terminal
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.config.schema.monitoring import Tracking
-from components.config.schema.recipe import Recipe, read_recipe, read_section
+from components.config.validation import read_section
 from components.errors import RecipeError
 from components.run.disk import explained
 from components.run.writer_lock import alone

@@ -4,22 +4,22 @@ from pathlib import Path
 
 from command.arguments import Arguments
 from command.comparison import told_after, told_before
-from command.compose import compose_tree
+from command.composition.compose import compose_tree
+from command.composition.parent_run import beginning_of
 from command.continuation import check_changes, describe, renew_data, reopen
 from command.outcome import ActionResult, Status
 from command.parent_data import check_parent_data
-from command.parent_run import beginning_of
 from command.prepared_data import prepare_data
 from command.recipe.lock_file import bundle_of
 from command.remarks import remarks
+from command.run_tree.folders import create_child_folders
+from command.run_tree.nodes import continues_tree, is_left
+from command.run_tree.page import leave_tree_page
 from command.tree.course import grow_here
-from command.tree.folders import create_child_folders
-from command.tree.nodes import continues_tree, is_left
-from command.tree.page import leave_tree_page
 from components.checkpoint.metadata import newest_checkpoint
 from components.command_line import command_line
+from components.config.recipe import Recipe
 from components.config.rules.check import warnings_of
-from components.config.schema.recipe import Recipe
 from components.report import measurements
 from components.report.held_out import ending_lines
 from components.report.tables import terminal_table

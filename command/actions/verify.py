@@ -7,13 +7,14 @@ from typing import Any
 
 from command.arguments import Arguments, read_point
 from command.comparison import print_differences, side_of_now, side_of_run
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from command.files.trusted_paths import lies_in_own_place
 from command.outcome import ActionResult, Status
 from command.recipe.lock_file import ReceivedLock, check_choices, read_given
-from command.recipe.own_places import lies_in_own_place
 from command.recipe.path_checks import places_outside
-from components.config.key_groups import KeyGroup, fingerprint_of
-from components.config.schema.recipe import Recipe
+from components.config.fingerprint import fingerprint_of
+from components.config.key_groups import KeyGroup
+from components.config.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 from components.run.provenance import COMPUTING, files_changed

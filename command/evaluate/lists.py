@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from command.arguments import ROOT, Arguments
-from command.recipe.yaml_file import read_data
-from components.config.schema.recipe import read_section
+from command.files.yaml_file import read_data
 from components.config.suggestions import nearest
+from components.config.validation import read_section
 from components.errors import RecipeError
 from components.evaluate.task_list import TaskList
 from components.terminal import say

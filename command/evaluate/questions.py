@@ -12,8 +12,9 @@ from command.model_export import RunCheckpoint, export_place, export_trained, op
 from command.recipe.path_checks import no_checkpoint, open_run
 from components.build import build
 from components.checkpoint.metadata import kept_tokens
+from components.config.check import check_recipe
 from components.config.phases import recipe_before
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.recipe import Recipe
 from components.data.token_file import encode
 from components.errors import RecipeError
 from components.evaluate import text_loss

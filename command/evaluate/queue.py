@@ -16,10 +16,11 @@ from cluster.clients import scheduler_for
 from cluster.scheduler import check_id
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments, read_point
+from command.received_site import check_received_site
 from command.recipe.path_checks import no_checkpoint, open_run
-from command.recipe.received_site import check_received_site
 from components.checkpoint.metadata import kept_tokens
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import Section
 from components.data.files import replace_atomically
 from components.errors import RecipeError

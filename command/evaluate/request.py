@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from command.evaluate.lists import list_names, read_list
-from command.recipe.yaml_file import read_data
-from components.config.schema.recipe import read_section
+from command.files.yaml_file import read_data
 from components.config.schema.types import Section
 from components.config.suggestions import nearest
+from components.config.validation import read_section
 from components.errors import RecipeError
 from components.evaluate.harness import ask_tasks, open_harness
 from components.evaluate.listed import ask_list

@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 
 from command.arguments import Arguments
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.new_recipe import material
 from command.new_recipe.material import GivenText, GivenTokenizer
 from command.new_recipe.sizes import Sizes
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.data.files import create_atomically, parents_of
 from components.errors import RecipeError
 from components.terminal import printable

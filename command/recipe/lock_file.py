@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments, check_option, groups
-from command.recipe.own_places import lies_in_own_place
+from command.files.trusted_paths import lies_in_own_place
+from command.files.yaml_file import ReceivedYaml, read_data
 from command.recipe.path_checks import refuse_outside
 from command.recipe.recipe_file import SECTIONS, check_content
-from command.recipe.yaml_file import ReceivedYaml, read_data
 from components.config.key_groups import KeyGroup, declared
-from components.config.schema.recipe import read_section
 from components.config.suggestions import nearest
 from components.config.targets import check_nodes
 from components.config.user_overrides import leaves
+from components.config.validation import read_section
 from components.errors import RecipeError
 from components.sharing.lock import Lock, is_sealed
 

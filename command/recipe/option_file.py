@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from command.recipe.own_places import (
+from command.files.trusted_paths import (
     conf_folder,
     find_option,
     is_of_family,
@@ -16,8 +16,8 @@ from command.recipe.own_places import (
     option_names,
     real_path,
 )
+from command.files.yaml_file import ReceivedYaml, read_data
 from command.recipe.recipe_file import check_content
-from command.recipe.yaml_file import ReceivedYaml, read_data
 from components.config.suggestions import nearest
 from components.errors import RecipeError
 

@@ -1,7 +1,7 @@
 """Path checks: where received files and run folders may point to; the runs a command names.
 
 What a user names on the command line may lie anywhere, and so may what a file in a place of the
-user's own names (`command.recipe.own_places`); what any other file names has to lie below the
+user's own names (`command.files.trusted_paths`); what any other file names has to lie below the
 working folder. Of a run that this user made here every place is honoured, for the user named
 it; of any other, those below the working folder and those that are named again.
 """
@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments
-from command.recipe.own_places import adoption
+from command.files.trusted_paths import adoption
 from components.checkpoint.metadata import kept_tokens
 from components.command_line import command_line
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import names_place
 from components.config.targets import takes_place
 from components.config.user_overrides import UserOverrides

@@ -11,16 +11,16 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from command.recipe import replacement
-from command.recipe.own_places import (
+from command.files.trusted_paths import (
     RECIPE,
     find_option,
     lies_in_own_place,
     option_names,
     real_path,
 )
+from command.files.yaml_file import ReceivedYaml, read_data
+from command.recipe import replacement
 from command.recipe.recipe_file import OVERRIDE, check_recipe_file, is_beside
-from command.recipe.yaml_file import ReceivedYaml, read_data
 from components.config.suggestions import nearest
 from components.errors import RecipeError
 

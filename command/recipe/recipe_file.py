@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import groups
-from command.recipe.own_places import NAME
+from command.files.trusted_paths import NAME
+from command.files.yaml_file import ReceivedYaml
 from command.recipe.replacement import without_marks
-from command.recipe.yaml_file import ReceivedYaml
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import fields_of
 from components.config.suggestions import nearest, suggest
 from components.config.targets import NODE_KEYS, read_signature

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from command.files.trusted_paths import RECIPE, lies_in_own_place, option_names
+from command.files.yaml_file import ReceivedYaml, tell_line
 from command.recipe.lock_file import ReceivedLock, read_given
-from command.recipe.own_places import RECIPE, lies_in_own_place, option_names
 from command.recipe.path_checks import check_places, explain_received
 from command.recipe.recipe_chain import RecipeChain, read_chain, read_named
-from command.recipe.yaml_file import ReceivedYaml, tell_line
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 from components.sharing.lock import Lock

@@ -11,7 +11,8 @@ from command.study import runs
 from command.study.request import StudyRequest, ask
 from command.study.schema import FLOPS, PARAMETERS, LadderStudy, Point
 from components.command_line import command_line
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.records import DerivedRecord, read_record
 from components.scaling.isoflop import BestByBudgets, best_by_budgets

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from command.study.schema import FLOPS, PARAMETERS, RATIO, BudgetRule, LadderRule, Value
-from components.config.schema.recipe import read_section
+from components.config.validation import read_section
 from components.errors import RecipeError
 from components.scaling.isoflop import LEAST_SIZES
 from components.scaling.law import FLOPS_PER_PARAMETER

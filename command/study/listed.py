@@ -1,145 +1,27 @@
 """A study that lists its points: all are planned, run where asked, set beside the work's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.table import Table
 
 from command.outcome import Status, print_result
 from command.study import runs
+from command.study.outcomes import NOT_YET, PointEnding, known_in
+from command.study.point_results import (
+    PointResult,
+    divide_figures,
+    median_deviation,
+    relative,
+    study_grid,
+    summary,
+)
 from command.study.request import StudyRequest
-from command.study.runs import NOT_YET, PointEnding
-from command.study.schema import OUT_OF_MEMORY, ListedStudy, Quote, Value
+from command.study.schema import ListedStudy
 from components.errors import RecipeError
-from components.report import numbers
 from components.report.html import check_destination, check_plotly
-from components.report.tables import Grid
 from components.terminal import console, say, tell
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointResult:
-    """One point; ``fits`` is the plan's word, ``why`` what speaks against plan or run."""
-
-    point: Mapping[str, Value]
-    planned: float | None
-    fits: bool
-    measured: float | None
-    why: str
-    quotes: tuple[Quote, ...]
-    columns: Mapping[str, float | None] = field(default_factory=dict)
-
-    def deviation(self, quote: Quote) -> float | None:
-        """Set the plan beside a published figure, as a fraction of it."""
-        if self.planned is None or isinstance(quote.value, str):
-            return None
-        return self.planned / quote.value - 1
-
-
-def relative(study: ListedStudy, tried: Sequence[PointResult]) -> list[PointResult]:
-    """Divide each figure by that of its baseline, if the study names one."""
-    if not study.baseline:
-        return list(tried)
-    found = []
-    for one in tried:
-        (base,) = (other for other in tried if other.point == study.base(one.point))
-        planned = _ratio(one.planned, base.planned)
-        measured = _ratio(one.measured, base.measured)
-        found.append(replace(one, planned=planned, measured=measured))
-    return found
-
-
-def _ratio(value: float | None, base: float | None) -> float | None:
-    return None if value is None or not base else value / base
-
-
-def median_deviation(tried: Sequence[PointResult]) -> float | None:
-    """Return the median of the absolute deviations of the plans, if there are any."""
-    every = (one.deviation(quote) for one in tried for quote in one.quotes)
-    found = [abs(deviation) for deviation in every if deviation is not None]
-    return median(found) if found else None
-
-
-def summary(tried: Sequence[PointResult]) -> str:
-    """Give in a line how far plans and publication are apart, and what of it cannot be said."""
-    quotes = [(one, quote) for one in tried for quote in one.quotes]
-    compared = [one for one, quote in quotes if one.deviation(quote) is not None]
-    parts = [f"{len(tried)} points, {len(quotes)} published figures"]
-    middle = median_deviation(tried)
-    if middle is not None:
-        parts.append(f"plans off by {middle:.1%} at the median of {len(compared)}")
-    for name, out in (("ran", False), ("ran out of memory", True)):
-        group = [one for one, quote in quotes if (quote.value == OUT_OF_MEMORY) == out]
-        without = sum(not one.fits for one in group)
-        if without:
-            count = f"{without} of {len(group)}"
-            parts.append(f"{count} that {name} do not fit by plan, or are refused")
-    return "; ".join(parts)
-
-
-def study_grid(study: ListedStudy, tried: Sequence[PointResult]) -> Grid:
-    """Lay out a row for each published figure; a point without one has a row too."""
-    keys = _differing(study)
-    planned = study.objective.planned is not None
-    measured = any(one.measured is not None for one in tried)
-    quoted = any(one.quotes for one in tried)
-    noted = any(one.why for one in tried)
-    columns = (
-        *(key.rpartition(".")[2] for key in keys),
-        *(("published",) * quoted),
-        *(("planned",) * planned),
-        *(("off by",) * (quoted and planned)),
-        *(("measured",) * measured),
-        *study.columns,
-        *(("note",) * noted),
-        *(("place",) * quoted),
-    )
-    rows = []
-    for one in tried:
-        shown = study.shown(one.point)
-        for quote in one.quotes or (None,):
-            rows.append((
-                *(numbers.exact(shown[key]) for key in keys),
-                *((_written(quote.value if quote else None),) * quoted),
-                *((_written(one.planned),) * planned),
-                *((_deviation(one, quote),) * (quoted and planned)),
-                *((_written(one.measured),) * measured),
-                *(_short(one.columns.get(name)) for name in study.columns),
-                *((one.why,) * noted),
-                *((quote.place if quote else "",) * quoted),
-            ))
-    return Grid(columns=columns, rows=rows)
-
-
-def _differing(study: ListedStudy) -> list[str]:
-    """Name the keys that tell points apart; of two that tell the same, the figure's."""
-    shown = [study.shown(point) for point in study.points]
-    drawn = [*study.figure.x, *study.figure.series]
-    told: dict[tuple[int, ...], str] = {}
-    for key in sorted(shown[0], key=lambda key: key not in drawn):
-        values = [one[key] for one in shown]
-        told.setdefault(tuple(values.index(value) for value in values), key)
-    told.pop(tuple(0 for _ in shown), None)
-    return [key for key in shown[0] if key in told.values()] or drawn
-
-
-def _deviation(one: PointResult, quote: Quote | None) -> str:
-    return numbers.written(one.deviation(quote) if quote else None, "+.1%")
-
-
-def _short(value: float | None) -> str:
-    """Write a count of millions with three digits; the object has them all."""
-    is_large = value is not None and value >= 1e6
-    return numbers.count(value) if is_large else _written(value)
-
-
-def _written(value: float | str | None) -> str:
-    if isinstance(value, str):
-        return value
-    return numbers.ABSENT if value is None else numbers.measured(value)
 
 
 def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
@@ -202,11 +84,11 @@ def _columns(
     found: dict[str, float | None] = {}
     for name, column in study.columns.items():
         planned, measured = (
-            runs.known_in(one.found, key, f"columns.{name}") if key and one.found else None
+            known_in(one.found, key, f"columns.{name}") if key and one.found else None
             for key, one in ((column.planned, plan), (column.measured, run))
         )
         if column.planned and column.measured:
-            found[name] = None if planned is None else _ratio(planned, measured)
+            found[name] = None if planned is None else divide_figures(planned, measured)
         else:
             found[name] = measured if planned is None else planned
     return found
@@ -228,7 +110,7 @@ def _write_page(
             way = f"leave cluster= out: its points are planned on {study.cluster}"
         raise RecipeError("study", problem, way)
     check_plotly("action")
-    from command.study.page import write_study
+    from command.study.page import write_study  # imports plotly
 
     return write_study(study, tried, asked.changed, asked.page)
 

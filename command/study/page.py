@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from command.study.listed import PointResult, median_deviation, study_grid, summary
+from command.study.point_results import PointResult, median_deviation, study_grid, summary
 from command.study.schema import ListedStudy
 from components.report import numbers
 from components.report.figures import colour, empty_figure

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import ROOT, Arguments, parse_word, read_point
-from command.outcome import Status
+from command.files.yaml_file import read_data
 from command.recipe.lock_file import check_recipe_place
-from command.recipe.yaml_file import read_data
 from command.study.schema import (
     RECIPE,
     TOKENIZER,
@@ -19,7 +18,7 @@ from command.study.schema import (
     Value,
 )
 from command.study.study_file import check_study, varied
-from command.sweep import STUDY, as_folder, folder_of_runs, named_after, submits
+from command.sweeps.points import STUDY, as_folder, folder_of_runs, named_after, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
 from components.config.suggestions import nearest
 from components.errors import RecipeError
@@ -132,22 +131,3 @@ def _put(tree: object, key: str, value: object) -> None:
     if not isinstance(tree, dict) or last not in tree:
         raise RecipeError(key, "the study's file has no such key", "see studies/")
     tree[last] = value
-
-
-def run_study(words: Sequence[str]) -> Status:
-    """Try the points of a study and print what was found.
-
-    Raises:
-        RecipeError: the study, or a word beside it, is wrong.
-    """
-    asked = ask(words)
-    if isinstance(asked.study, ListedStudy):
-        from command.study.listed import try_points
-
-        return try_points(asked, asked.study)
-    if asked.action == "report":
-        remedy = "action=report runs=[...] compares its runs"
-        raise RecipeError("action", f"{asked.study.name} searches: it has no figure", remedy)
-    from command.study.search import search_points
-
-    return search_points(asked, asked.study)

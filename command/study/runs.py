@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,15 @@ from cluster.records import Jobs
 from cluster.status import status_of
 from cluster.user import read_user
 from command.arguments import ROOT, read_point
-from command.compose import compose_recipe
-from command.job_submission import SubmittedError, check_resubmission, check_run, submit_run
+from command.composition.compose import compose_recipe
+from command.jobs.submission import SubmittedError, check_resubmission, check_run, submit_run
 from command.outcome import Status
 from command.perform import perform
+from command.study.outcomes import NOT_YET, Look, PointEnding, figure_in, refused
 from command.study.request import StudyRequest
 from command.study.schema import ListedStudy, Point, QueueLimits, SearchStudy
+from components.config.check import read_recipe
 from components.config.resolve import check_continues
-from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
@@ -32,19 +33,7 @@ from components.run.ownership import check_links
 from components.run.records import HeldOutRecord, StatedResults, read_checked
 from components.terminal import say
 
-
-@dataclass(frozen=True)
-class PointEnding:
-    """What became of a point: its figure, or why there is none, and all that was found."""
-
-    figure: float | None
-    why: str
-    found: Mapping[str, Any] = field(default_factory=dict, compare=False)
-
-
-NOT_YET = PointEnding(None, "")
 _HELD_OUT = ("held_out.final", "held_out.final_unweighted")
-Look = Callable[[], PointEnding | None]  # how a run ended; nothing as long as it has not
 # Begins a point's run, or takes the one that is there; raises RecipeError if it cannot be.
 Runner = Callable[[Point], Look]
 
@@ -208,11 +197,6 @@ def say_ended(number: int, point: Point, ended: PointEnding) -> None:
     say(f"[{number}] {', '.join(f'{key}={value}' for key, value in point.items())}: {figure}")
 
 
-def refused(error: RecipeError) -> PointEnding:
-    """Return the ending of a point that cannot be."""
-    return PointEnding(None, f"{error.path}: {error.problem}")
-
-
 def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
     """Read the figure of a point's run that has finished; nothing of one that has not.
 
@@ -252,42 +236,3 @@ def _held_out_in(results: Mapping[str, Any], key: str) -> PointEnding:
     if held_out.by_source:  # an earlier version's
         return PointEnding(None, f"{key} was not measured; held_out.final_unweighted was")
     return PointEnding(None, f"{key}: no evaluation since step 0")
-
-
-def figure_in(tree: Mapping[str, Any], key: str, where: str) -> float:
-    """Read a number of a tree by its dotted key.
-
-    Raises:
-        RecipeError: there is none.
-    """
-    figure = known_in(tree, key, where)
-    if figure is None:
-        raise _no_number(key, where)
-    return figure
-
-
-def known_in(tree: Mapping[str, Any], key: str, where: str) -> float | None:
-    """Read a number, or nothing where the tree has null; keys with `` + `` between are added.
-
-    Raises:
-        RecipeError: there is no such key, or no number.
-    """
-    if " + " in key:
-        parts = [known_in(tree, part, where) for part in key.split(" + ")]
-        return None if None in parts else sum(filter(None, parts))
-    node: Any = tree
-    for step in key.split("."):
-        if node is None:
-            return None
-        if not isinstance(node, Mapping) or step not in node:
-            raise _no_number(key, where)
-        node = node[step]
-    if node is None:
-        return None
-    if isinstance(node, bool) or not isinstance(node, int | float):
-        raise _no_number(key, where)
-    return float(node)
-
-
-def _no_number(key: str, where: str) -> RecipeError:
-    return RecipeError(where, f"{key} is no number there", "name another key")

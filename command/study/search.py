@@ -19,8 +19,9 @@ from rich.table import Table
 
 from command.outcome import Status, print_result
 from command.study.journal import StudyJournal, distribution_of
+from command.study.outcomes import PointEnding
 from command.study.request import StudyRequest
-from command.study.runs import PointEnding, run_all, runner_of, say_ended
+from command.study.runs import run_all, runner_of, say_ended
 from command.study.schema import Point, SearchStudy
 from components.terminal import console, say
 

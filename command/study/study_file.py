@@ -21,9 +21,10 @@ from command.study.schema import (
     SearchStudy,
     Value,
 )
-from components.config.schema.recipe import Recipe, read_section
+from components.config.recipe import Recipe
 from components.config.schema.types import fields_of
 from components.config.suggestions import nearest
+from components.config.validation import read_section
 from components.errors import RecipeError
 
 SECTIONS = frozenset(fields_of(Recipe))

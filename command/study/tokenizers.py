@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from command.study.outcomes import Look, PointEnding, figure_in
 from command.study.request import StudyRequest
-from command.study.runs import Look, PointEnding, figure_in
 from command.study.schema import TRAINED_ON, Point
 from components.build import build
 from components.data.files import replace_atomically

@@ -1,1 +1,1 @@
-"""A run and what follows from its checkpoints: recipes of its children, and their course."""
+"""Execute a tree of runs: here, or by jobs that submit what is due."""

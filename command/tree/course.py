@@ -11,7 +11,7 @@ from pathlib import Path
 from command.arguments import read_point
 from command.outcome import Status
 from command.perform import perform
-from command.tree.nodes import TreeNode, nodes_of, root_of
+from command.run_tree.nodes import TreeNode, nodes_of, root_of
 from command.tree.submission import submit_due
 from components.errors import RecipeError
 from components.terminal import say

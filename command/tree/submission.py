@@ -12,10 +12,10 @@ from cluster.scheduler import NoAnswerError, SchedulerError
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments, read_point
 from command.evaluate.queue import ask_in_jobs
-from command.job_submission import check_own, check_run, submit_run
-from command.tree.nodes import DONE, DUE, TreeNode, logs_of, nodes_of, queued_jobs, state_of
+from command.jobs.submission import check_own, check_run, submit_run
+from command.run_tree.nodes import DONE, DUE, TreeNode, logs_of, nodes_of, queued_jobs, state_of
+from components.config.check import read_recipe
 from components.config.children import CHILDREN
-from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.records import EnvironmentRecord

@@ -18,8 +18,10 @@ from components.checkpoint.metadata import (
     tokens_of,
 )
 from components.checkpoint.rewind import link
+from components.config.check import read_recipe
+from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.config.schema.parent import Parent
-from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 from components.run.event_log import EventLog
 from components.run.folder import RunFolder, existing_run_folder
@@ -48,11 +50,11 @@ def find_beginning(recipe: Recipe) -> Beginning | None:
         raise RecipeError("from.run", problem, remedy)
     folder = existing_run_folder(Path(parent.run).expanduser(), "from.run")
     chosen = _choose(folder.checkpoints, parent)
-    marks = {read_recipe(folder.recipe).fingerprint(), chosen.marker.fingerprint}
+    marks = {compute_fingerprint(read_recipe(folder.recipe)), chosen.marker.fingerprint}
     if marks != {parent.fingerprint}:
         problem = f"{chosen.checkpoint} is of another recipe than {parent.fingerprint}"
         raise RecipeError("from.run", problem, "name the run that this recipe comes from")
-    marker = replace(chosen.marker, kind="tokens", fingerprint=recipe.fingerprint())
+    marker = replace(chosen.marker, kind="tokens", fingerprint=compute_fingerprint(recipe))
     if not parent.goes_on:
         began = RunProgress(step=0, tokens=0)
         marker = replace(marker, progress=began, held_out_loss=None, fresh_optimizer=True)

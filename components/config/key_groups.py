@@ -1,11 +1,10 @@
 """Which keys decide mathematics, layout, machine and record of a run: the schema says it."""
 
-import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from hashlib import sha256
 from typing import Any
 
+from components.config.recipe import Recipe
 from components.config.schema.types import KeyGroup as KeyGroup
 from components.config.schema.types import OtherGroup, fields_of, sections_at
 from components.config.targets import OF_PHASE
@@ -26,8 +25,6 @@ PLACES = frozenset({"files", "embedded", "tokens", "dataset", "tokenizer_folder"
 @lru_cache(maxsize=4096)
 def declared(path: str) -> KeyGroup | None:
     """Return the group that the schema declares for ``path``; None if it says nothing of it."""
-    from components.config.schema.recipe import Recipe  # which asks for its fingerprint here
-
     steps = path.split(".")
     group = None
     for depth, step in enumerate(steps):
@@ -90,8 +87,3 @@ def split(tree: Mapping[str, Any]) -> dict[KeyGroup, dict[str, Any]]:
     if isinstance(phases, Mapping):
         found[KeyGroup.MATHEMATICS]["schedule.phases (order)"] = list(phases)
     return found
-
-
-def fingerprint_of(tree: Mapping[str, Any], group: KeyGroup) -> str:
-    """Hash one group's leaves: the same for two recipes if and only if none of them differs."""
-    return sha256(json.dumps(split(tree)[group], sort_keys=True).encode()).hexdigest()

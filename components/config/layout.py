@@ -5,9 +5,9 @@ from typing import Any
 
 from components.config.batch_ramp import fits_schedule, nearest_multiples
 from components.config.rules.layout import sequence_divisor, tensor_fits
-from components.config.schema.recipe import read_section
 from components.config.shape import ModelShape
 from components.config.user_overrides import Tree, UserOverrides
+from components.config.validation import read_section
 from components.errors import RecipeError
 
 AXES = ("data", "tensor", "pipeline", "expert", "context")  # the order in which twos are dealt

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from components.config.key_groups import PLACES, KeyGroup, split
+from components.config.recipe import Recipe
 from components.config.schema.parent import Parent
-from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
 from components.config.user_overrides import Tree
 from components.errors import RecipeError

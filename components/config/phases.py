@@ -11,13 +11,14 @@ from typing import Any
 
 from components.config import layout
 from components.config.batch_ramp import nearest_multiples
+from components.config.recipe import Recipe
 from components.config.rules.check import check_rules
 from components.config.schema.phases import RunPhase
-from components.config.schema.recipe import Recipe, read_section
 from components.config.schema.sections import Parallelism
 from components.config.schema.types import thaw
 from components.config.targets import check_nodes
 from components.config.user_overrides import Tree, UserOverrides, leaves
+from components.config.validation import read_section
 from components.errors import RecipeError
 
 CHANGED = ("budget", "model", "data", "precision", "parallelism")

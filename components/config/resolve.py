@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from components.config import layout
+from components.config.check import check_recipe
 from components.config.key_groups import KeyGroup, declared, degrees_that_compute, split
 from components.config.phases import recipe_of, recipes_of
+from components.config.recipe import Recipe
 from components.config.rules.check import check_phases
 from components.config.scale_down import largest_microbatch, scale_down
 from components.config.scale_phases import deal_phases, shrink_phases
-from components.config.schema.recipe import Recipe, check_recipe, read_section
 from components.config.schema.sections import Cluster, Parallelism, ScaleSection
 from components.config.shape import ModelShape
 from components.config.suggestions import nearest
@@ -26,6 +27,7 @@ from components.config.user_overrides import (
     is_open,
     leaves,
 )
+from components.config.validation import read_section
 from components.errors import RecipeError
 
 MISSING = "???"

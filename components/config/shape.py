@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from components.attention_windows import Window, causal_keys, visible_keys
-from components.config.schema.types import Count
+from components.config.schema.types import Balance, Count
 from components.errors import RecipeError
 from components.ranges import Heads, Layers
 
@@ -336,9 +336,6 @@ class ModelShape(_Part):
 def divisors(number: int) -> list[int]:
     """List the divisors of ``number``."""
     return [n for n in range(1, number + 1) if number % n == 0]
-
-
-Balance = Literal["layers", "layers_and_ends"]
 
 
 def stage_layers(num_layers: int, stages: int, balance: Balance) -> tuple[range, ...]:

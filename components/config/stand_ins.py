@@ -16,7 +16,7 @@ from components.config.schema.sections import Carrier, Shrink
 from components.config.user_overrides import Tree, UserOverrides
 
 if TYPE_CHECKING:
-    from components.config.schema.recipe import Recipe
+    from components.config.recipe import Recipe
 
 OWN = ("files", "tokens", "dataset")
 # So often was nearly as good as new text (Muennighoff et al. 2023, arXiv 2305.16264).

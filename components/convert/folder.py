@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from components.config.schema.recipe import Recipe
+from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.convert.family import HFFamily, choose_family
 from components.convert.features import Features, read_features
 from components.convert.hf_shards import MAX_SHARD_BYTES, write_shards
@@ -64,7 +65,7 @@ def _figures(
     shares = ", ".join(f"{name} {share:.3f}" for name, share in data.shares.items())
     rows = [
         ("recipe", f"`{recipe.name}`, scale `{recipe.scale.name}`"),
-        ("fingerprint", f"`{recipe.fingerprint()}`"),
+        ("fingerprint", f"`{compute_fingerprint(recipe)}`"),
         ("parameters", f"{recipe.derived.parameters.total:,}"),
         *_further(recipe),
         ("trained", f"{tokens:,} of {budget.total_tokens:,} tokens, {step:,} steps"),

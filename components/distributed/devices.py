@@ -13,9 +13,9 @@ from typing import NamedTuple, cast
 import torch
 import torch.distributed as dist
 
+from components.config.recipe import Recipe
 from components.config.rules.engine import FLOAT8
 from components.config.schema.cluster import DEVICE_MASKS
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster, Precision
 from components.errors import RecipeError
 

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from components.config.batch_ramp import fewest_microbatches
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.config.stages import V_SCHEDULES
 from components.distributed.devices import device_type
 from components.distributed.grad_buckets import GradBucket

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from components.child_process import python_environment
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.planner import communication
 from components.planner.experts import repeats_experts

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from components.attention_backends import Backend
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.distributed.devices import device_type
 from components.distributed.mesh import build_mesh
 from components.distributed.pipeline import Microbatches

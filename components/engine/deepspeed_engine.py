@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.distributed.devices import compute_dtype
 from components.distributed.pipeline import Compute
 from components.engine.mesh_engine import Engine, Judge, NamedTensors

@@ -17,8 +17,8 @@ from deepspeed.runtime.zero import GatheredParameters
 from torch import Tensor, nn
 
 from components.checkpoint.saving import MOMENTS, WEIGHTS, Read, master_of
+from components.config.recipe import Recipe
 from components.config.rules.engine import check_precision
-from components.config.schema.recipe import Recipe
 from components.distributed.weight_shards import rows_of
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.data.samples import LossMask, counted_further
 from components.distributed.context import SequencePart, mean_over_parts
 from components.distributed.devices import compute_dtype

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from components.build import build
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.model.decoder import Decoder
 from components.model.parametrization import factors_of
 from components.optim.groups import scale_groups

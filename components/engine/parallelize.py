@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from components.build import build
+from components.config.recipe import Recipe
 from components.config.rules.engine import FLOAT8
-from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
 from components.convert.reading import read_folder
 from components.distributed.activation_checkpoint import checkpoint_activations

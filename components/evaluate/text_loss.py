@@ -30,7 +30,8 @@ from torch import Tensor, nn
 
 from components.checkpoint.loading import CheckpointChoice
 from components.checkpoint.metadata import Marker, RunProgress
-from components.config.schema.recipe import Recipe
+from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.convert.reading import load_weights
 from components.convert.tokenizer import FETCH
 from components.data.byte_bpe import FILE_NAME as BYTE_BPE
@@ -211,7 +212,7 @@ def keep(folder: RunFolder, recipe: Recipe, marker: Marker, section: Tree) -> Tr
         "tokens_trained": marker.progress.tokens,
         "recipe": recipe.name,
         "scale": recipe.scale.name,
-        "fingerprint": recipe.fingerprint(),
+        "fingerprint": compute_fingerprint(recipe),
         "conventions": _CONVENTIONS,
     }
     for key, value in section.items():

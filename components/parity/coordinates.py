@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from components.build import build
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
 from components.engine.optimizer import build_optimizer
 from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder

@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from components.child_process import python_environment
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
 from components.data.packing import pack_sources

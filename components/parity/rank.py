@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.rendezvous import rendezvous
 
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.engine.mesh_engine import NamedTensors
 from components.run.folder import RunFolder
 from components.train.callbacks.hooks import RunCallback

@@ -12,9 +12,9 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from components.config.layout import AXES
+from components.config.recipe import Recipe
 from components.config.rules.attention import attention_backends, attention_passes
 from components.config.rules.engine import FLOAT8
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism, Precision
 from components.config.shape import ModelShape
 from components.config.stages import StagePlacement, splits_backward, style_of

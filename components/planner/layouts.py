@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from components.config.batch_ramp import microbatch_sizes
 from components.config.phases import recipe_of
+from components.config.recipe import Recipe
 from components.config.resolve import check_mathematics
 from components.config.rules.layout import (
     check_degrees,
@@ -23,7 +24,6 @@ from components.config.rules.layout import (
     sequence_divisor,
     tensor_fits,
 )
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster, Parallelism
 from components.config.stages import SPLIT_SCHEDULES, splits_backward
 from components.errors import RecipeError

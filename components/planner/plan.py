@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel
 
 from components.config.phases import recipes_of
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Electricity, Hardware
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster
 from components.energy.emissions import Emissions
 from components.errors import RecipeError

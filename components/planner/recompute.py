@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.planner.job import Recompute, TrainingJob, job_of
 from components.planner.memory import Memory, plan_memory

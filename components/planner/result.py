@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from components.config.batch_ramp import FlopsPerToken
+from components.config.derived import FlopsPerToken
 from components.config.layout import AXES
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.sections import AssumedValue, PublishedFigure
 from components.config.shape import ModelShape
 from components.errors import RecipeError

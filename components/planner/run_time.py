@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.planner import interruptions
 from components.planner.interruptions import HOUR, CheckpointTime, FailureTime, JobChain

@@ -13,8 +13,8 @@ from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.shape import stage_layers
 from components.config.stages import StagePlacement

@@ -2,8 +2,9 @@
 
 from pydantic import BaseModel
 
+from components.config.check import check_recipe
 from components.config.layout import AXES
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.planner.communication import group_of
 from components.planner.job import ParallelLayout

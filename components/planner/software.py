@@ -13,9 +13,9 @@ import yaml
 from pydantic import Field
 
 from components.config.schema.cluster import Hardware
-from components.config.schema.recipe import read_section
 from components.config.schema.sections import Cluster
 from components.config.schema.types import Count, FrozenMapping, Section
+from components.config.validation import read_section
 from components.errors import RecipeError
 
 OURS = Path(__file__).with_name("software.yaml")

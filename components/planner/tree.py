@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from components.config.children import needed_tokens, ordered
 from components.config.parent import end_of
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.planner.plan import Bill, plan_recipe
 
 WEIGHT_BYTES = 2  # an exported weight, in bfloat16

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Preflight
-from components.config.schema.recipe import Recipe, read_recipe
 from components.distributed.devices import compute_dtype, device_type
 from components.errors import RecipeError
 from components.preflight import devices, node_checks

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Preflight
-from components.config.schema.recipe import Recipe
 from components.data.files import FileRecord, verify_file
 from components.data.manifest import Manifest
 from components.errors import RecipeError

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from components.config.schema.recipe import check_recipe
+from components.config.check import check_recipe
 from components.energy.counters import JOULES_PER_KWH, NOTHING
 from components.energy.emissions import Emissions
 from components.errors import RecipeError

@@ -33,7 +33,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.check import read_recipe
+from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.config.suggestions import nearest
 from components.config.user_overrides import differences, leaves
 from components.data.files import write_atomically
@@ -83,7 +85,9 @@ class RunFolder:
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Write what the ranks load, and before it the numbers that follow from it."""
-        derived = recipe.derived.model_dump(mode="json") | {"fingerprint": recipe.fingerprint()}
+        derived = recipe.derived.model_dump(mode="json") | {
+            "fingerprint": compute_fingerprint(recipe)
+        }
         self.write_json("derived.json", derived)
         self.write_json("recipe.json", recipe.model_dump(mode="json"))
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from components.config.recipe import Recipe
 from components.config.rules.engine import FLOAT8
-from components.config.schema.recipe import Recipe
 from components.config.schema.types import FrozenMapping, Section
 from components.run.folder import RunFolder
 

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from components.config.key_groups import KeyGroup, split
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.data.files import replace_atomically, verify_file
 from components.data.manifest import Manifest
 from components.errors import RecipeError

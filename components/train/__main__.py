@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.errors import RecipeError
 from components.fault_tolerance.failures import MENDABLE, error_file, raise_again
 from components.run.folder import RunFolder

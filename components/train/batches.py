@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.data.order import SampleId, SourceDraws
 from components.data.run_order import CUT, CutDraws, Window

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from components.checkpoint.metadata import newest_checkpoint, tokens_of
+from components.config.fingerprint import compute_fingerprint
 from components.config.phases import recipe_at
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Electricity
-from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
 from components.distributed.devices import peak_memory_bytes
@@ -152,7 +153,7 @@ def summarize(
         "goes_on": not module.stopping and progress.step < derived.steps,
         "recipe": recipe.name,
         "scale": recipe.scale.name,
-        "fingerprint": recipe.fingerprint(),
+        "fingerprint": compute_fingerprint(recipe),
         "steps": progress.step,
         "tokens": progress.tokens,
         "loss": module.last.loss if module.last else None,

@@ -13,8 +13,8 @@ from types import FrameType
 
 from components.build import build
 from components.child_process import python_environment
+from components.config.recipe import Recipe
 from components.config.rules.engine import FLOAT8
-from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
 from components.errors import NO_MEMORY, RecipeError
 from components.fault_tolerance.failures import FIRST_FAILURE, MENDABLE, recipe_error

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from components.build import build
 from components.checkpoint.metadata import RunProgress
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.stages import splits_backward
 from components.data.samples import samples_digest
 from components.distributed.data import DataParallel

@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import chain
 from pathlib import Path
 
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.step_clock import Cutting
 from components.data.manifest import Manifest
 from components.data.mixture import limit_repeats, tempered_shares, windows_per_source

@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.constants import default_pg_timeout
 
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.sections import Cluster, Parallelism
 from components.distributed import devices
 from components.distributed.mesh import Degrees, Mesh, build_mesh

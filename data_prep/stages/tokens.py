@@ -19,8 +19,8 @@ from components.data import token_file
 from components.data.files import FileRecord, read_blocks, replace_atomically
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
-from data_prep.corpus import Passes
 from data_prep.sources import HeldOutSplit, OpenSource
+from data_prep.stages.passes import Passes
 from data_prep.stages.plan import InputPiece, PassTask, whole
 from data_prep.stages.shards import CleanShard, read_shard
 from data_prep.tokenise import FILE_NAMES, Sides, TokeniseTask, take_tokenizer, training_texts

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.errors import RecipeError
 
 HERE = Path(__file__).resolve().parent

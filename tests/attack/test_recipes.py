@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from command.arguments import ROOT, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from command.files.yaml_file import MAX_BYTES, read_data
 from command.recipe.recipe_file import check_recipe_file
-from command.recipe.yaml_file import MAX_BYTES, read_data
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from tests.attack.composed import ATTACKS, attack
 
@@ -130,7 +130,7 @@ def test_no_more_than_the_limit_is_read(folder: Path, monkeypatch: pytest.Monkey
     assert "huge.yaml:333334: huge.yaml is larger than 1,000,000 bytes" in attack(
         Path("huge.yaml")
     )
-    monkeypatch.setattr("command.recipe.yaml_file.refuse_size", lambda *_: None)
+    monkeypatch.setattr("command.files.yaml_file.refuse_size", lambda *_: None)
     assert "holds no mapping" in attack(Path("huge.yaml"))
 
 

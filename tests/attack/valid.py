@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from command.arguments import ROOT, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
 from components.data.megatron import write_index
 from components.data.token_file import write_token_file

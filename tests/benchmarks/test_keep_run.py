@@ -8,7 +8,7 @@ import pytest
 from benchmarks.ledger.keep_run import main, row_of
 from benchmarks.ledger.proofs import MEASURED, proof_of
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.errors import RecipeError
 
 SHORT = "budget.total_tokens=41_943_040"

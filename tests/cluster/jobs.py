@@ -16,8 +16,8 @@ from cluster.job import JobSettings, job_settings, render, run_folder
 from cluster.records import Jobs, now, saved_tokens
 from cluster.user import read_user
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = published_recipes()

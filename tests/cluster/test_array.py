@@ -11,7 +11,7 @@ from cluster.array import ArrayWork, OnQueue, array_settings, indices_of
 from cluster.scheduler import user_name
 from cluster.script import fill
 from cluster.user import User, read_user
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from data_prep.task import Array, QueuedError, read_array
 from tests.cluster.directives import read_directives

@@ -10,7 +10,7 @@ from cluster.chain_events import ExcludedEvent
 from cluster.decisions import avoided_until
 from cluster.end import end
 from cluster.records import Jobs, now
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.fault_tolerance.soft_failure import NotFiniteError
 from components.run.history import read_lines
 from tests.cluster.chains import NODES, Run, fail, finish, save, task, waiting_chain

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.job import render
 from command.actions.show import as_json
-from command.recipe import own_places
+from command.files import trusted_paths
 from components.planner.plan import plan_recipe
 from tests.cluster.directives import read_directives
 from tests.cluster.jobs import ROOT, job_of, recipe_of
@@ -65,7 +65,7 @@ site:
 def added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     for folder in ("conf", "recipes"):
         shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True)
-    monkeypatch.setattr(own_places, "CLONE", tmp_path)
+    monkeypatch.setattr(trusted_paths, "CLONE", tmp_path)
     (tmp_path / "conf" / "cluster" / "summit_like.yaml").write_text(PROFILE, "utf-8")
     return "cluster=summit_like"
 

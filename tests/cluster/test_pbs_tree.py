@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cluster.records import Jobs
-from command.tree.nodes import nodes_of, state_of
+from command.run_tree.nodes import nodes_of, state_of
 from components.report.measurements import read_evaluations
 from components.run.folder import RunFolder
 from tests.cluster import openpbs

@@ -15,7 +15,7 @@ from cluster.decisions import avoided_until
 from cluster.end import end
 from cluster.preflight import look_at_allocation, look_at_nodes
 from cluster.records import Jobs, now
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.errors import RecipeError
 from components.preflight.verdict import (
     NodeReport,

@@ -8,7 +8,7 @@ import pytest
 from cluster.chain_events import EndedEvent, QueuedEvent, RefusedEvent, SubmitEvent
 from cluster.records import Jobs, now, remove_logs, saved_tokens
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from tests.cluster.jobs import began, ended, submitted

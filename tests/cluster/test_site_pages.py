@@ -11,8 +11,9 @@ import pytest
 
 from cluster.job import job_settings
 from cluster.user import read_user
-from command import arguments, compose
-from command.recipe import own_places
+from command import arguments
+from command.composition import compose
+from command.files import trusted_paths
 from components.errors import RecipeError
 from tests.cluster.jobs import CHECKOUT, ROOT
 from tests.cluster.site_page import CHANGES, calls, changes, commands, tried
@@ -66,7 +67,7 @@ def add_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Pa
             return
         for folder in ("conf", "recipes"):
             shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True)
-        monkeypatch.setattr(own_places, "CLONE", tmp_path)
+        monkeypatch.setattr(trusted_paths, "CLONE", tmp_path)
         (tmp_path / found[1]).write_text(found[2], "utf-8")
 
     return add

@@ -24,13 +24,13 @@ from cluster import scheduler_command, script
 from cluster.chain_events import CancelledEvent
 from cluster.records import Jobs, now
 from command.arguments import read_point
-from command.compose import compose_tree
+from command.composition.compose import compose_tree
 from command.main import main
+from command.run_tree.nodes import nodes_of, state_of
 from command.tree import submission
 from command.tree.course import main as main_of_tree
-from command.tree.nodes import nodes_of, state_of
 from command.tree.submission import submit_due
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.run.folder import RunFolder, create_run_folder
 from components.run.ownership import seal_of
 from components.run.provenance import write_provenance

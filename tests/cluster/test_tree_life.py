@@ -6,7 +6,7 @@ import pytest
 
 from cluster.records import Jobs
 from command.main import main
-from command.tree.nodes import nodes_of, state_of
+from command.run_tree.nodes import nodes_of, state_of
 from components.report.measurements import read_evaluations
 from components.run.folder import RunFolder
 from tests.cluster.slurm import LocalSlurm

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from command.arguments import ROOT
-from command.recipe import own_places
+from command.files import trusted_paths
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     place = tmp_path / "clone"
     for folder in ("conf", "recipes"):
         shutil.copytree(ROOT / folder, place / folder)
-    monkeypatch.setattr(own_places, "CLONE", place)
+    monkeypatch.setattr(trusted_paths, "CLONE", place)
     return place
 
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
-from components.config.schema.recipe import Recipe
 from components.planner.job import job_of
 from components.planner.memory import rank_memory
 from components.planner.software import OURS, corrected, read_software

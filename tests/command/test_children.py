@@ -11,11 +11,13 @@ import pytest
 import yaml
 
 from command.arguments import read_point
-from command.compose import compose_recipe, compose_tree
+from command.composition.compose import compose_recipe, compose_tree
 from command.main import main
+from components.config.check import check_recipe
 from components.config.children import below, needed_tokens, saved_tokens
+from components.config.fingerprint import compute_fingerprint
 from components.config.key_groups import KeyGroup, split
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 
 BASE = ("recipe=teuken7b", "scale=full", "cluster=juwels")
@@ -65,7 +67,7 @@ def test_children_are_no_mathematics_of_their_trunk(
     found: tuple[Recipe, dict[str, Recipe]],
 ) -> None:
     recipe, _ = found
-    assert recipe.fingerprint() == trunk().fingerprint()
+    assert compute_fingerprint(recipe) == compute_fingerprint(trunk())
     leaves = split(recipe.model_dump(mode="json"))
     groups = {group for group, keys in leaves.items() for key in keys if "children" in key}
     assert groups == {KeyGroup.RECORD}
@@ -79,12 +81,12 @@ def test_a_childs_recipe_is_the_trunks_with_its_keys_and_its_parent(
     assert set(runs) == {"cooled", "long"}
     cooled, long = runs["cooled"], runs["long"]
     assert cooled.parent is not None
-    assert cooled.parent.fingerprint == recipe.fingerprint()
+    assert cooled.parent.fingerprint == compute_fingerprint(recipe)
     assert cooled.parent.at_tokens == recipe.children["cooled"].at_tokens
     assert cooled.budget.total_tokens == 31 * EVERY
-    assert cooled.fingerprint() == recipe.children["cooled"].fingerprint
+    assert compute_fingerprint(cooled) == recipe.children["cooled"].fingerprint
     assert long.parent is not None
-    assert long.parent.fingerprint == cooled.fingerprint()
+    assert long.parent.fingerprint == compute_fingerprint(cooled)
     assert long.optimizer["lr"] == 1e-5
     assert list(cooled.children) == ["long", "given"]
     assert cooled.children["long"].of is None

@@ -8,7 +8,7 @@ import pytest
 from command.actions import dryrun
 from command.main import main
 from command.outcome import Status
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.dryrun.roles import RoleError, roles_of
 
 GIB = 2**30

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
 from components.build import build
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "torchtitan"

@@ -19,10 +19,10 @@ from torch import nn
 
 from command.actions.emit.checks import VERSION
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
 from components.build import build
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 from components.convert.family import choose_family
 from components.convert.features import read_features

@@ -15,9 +15,9 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from tests.command.test_new import save_tokenizer, write_texts
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "data" / "hugging_face"

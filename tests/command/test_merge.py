@@ -6,7 +6,7 @@ import pytest
 
 from command.actions.merge import run, warnings_between
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.errors import RecipeError
 
 WRONG = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from command.arguments import COMMAND_KEYS, ROOT, Arguments, groups, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
 from command.words import check_words, keys_of
 from components.errors import RecipeError

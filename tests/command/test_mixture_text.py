@@ -1,7 +1,7 @@
 """What show and plan say of the mixture."""
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.plan_text import mixture_lines
 
 GIVEN = "data.shares={en: 0.25, de: 0.75}"

@@ -10,11 +10,11 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.recipes import published_recipes
 from command.arguments import read_point
-from command.compose import compose_group, compose_recipe
+from command.composition.compose import compose_group, compose_recipe
 from command.main import main
 from command.new_recipe.sizes import choose_shape, choose_sizes
 from components.command_line import command_line
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 
 WORDS = ("the", "miller", "carries", "flour", "over", "a", "bridge", "every", "morning", "and")
@@ -140,7 +140,7 @@ def test_text_elsewhere_is_named_by_its_whole_path(
 ) -> None:
     folder = tmp_path_factory.mktemp("scratch") / "texts"
     write_texts(folder)
-    monkeypatch.setattr("command.recipe.own_places.private_folder", lambda: home)
+    monkeypatch.setattr("command.files.trusted_paths.private_folder", lambda: home)
     new(f"data={folder}/*.txt")
     tree = yaml.safe_load((home / "recipes" / "mine.yaml").read_text("utf-8"))
     assert tree["data"]["sources"]["text"]["files"] == [f"{folder}/*.txt"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
 from components.run.folder import RunFolder
 from components.run.provenance import describe_software

@@ -8,7 +8,8 @@ import pytest
 from command.arguments import read_point
 from command.main import main
 from command.recipe.path_checks import check_data_place, check_run_places
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder, existing_run_folder
 from components.run.ownership import sign

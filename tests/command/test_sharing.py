@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
 from components.run import provenance
 from components.sharing.lock import is_sealed

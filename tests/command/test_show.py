@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from command.arguments import read_point
-from command.compose import compose_defaults, compose_recipe
+from command.composition.compose import compose_defaults, compose_recipe
 from command.main import main
 from command.recipe_summary import differences, written_value
 

@@ -9,7 +9,7 @@ import pytest
 
 from command.arguments import ROOT
 from command.main import main
-from command.sweep import LONGEST, labels, name_of, split_sweep
+from command.sweeps.points import LONGEST, labels, name_of, split_sweep
 from tests.life.conftest import TINY
 
 HERE = (

@@ -7,8 +7,8 @@ import pytest
 
 from command.arguments import ROOT
 from command.main import main
-from command.sweep import split_sweep
-from command.sweep_table import SweepTable
+from command.sweeps.points import split_sweep
+from command.sweeps.table import SweepTable
 from components.command_line import command_line
 from components.errors import RecipeError
 

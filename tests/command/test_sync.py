@@ -9,7 +9,8 @@ from command.actions import sync
 from command.actions.sync import tracking_of
 from command.arguments import read_point
 from command.main import main
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.writer_lock import alone
 from components.tracking import run_export

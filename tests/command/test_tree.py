@@ -12,11 +12,12 @@ from cluster.records import Jobs
 from cluster.script import MOST_NAME, job_name
 from cluster.user import read_user
 from command.arguments import read_point
-from command.compose import compose_tree
+from command.composition.compose import compose_tree
 from command.main import main
-from command.tree.nodes import TreeNode, nodes_of, root_of, state_of
+from command.run_tree.nodes import TreeNode, nodes_of, root_of, state_of
 from command.tree.submission import submit_due
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
 from components.run.folder import RunFolder, create_run_folder
 from tests.cluster.jobs import CHECKOUT, job_of
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_tree
+from command.composition.compose import compose_tree
 from command.main import main
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.planner.plan import plan_recipe
 from components.planner.tree import plan_tree
 from tests.cluster.conftest import programs

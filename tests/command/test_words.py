@@ -9,7 +9,7 @@ from command.arguments import COMMAND_KEYS
 from command.main import main
 from command.options import OPTIONS
 from command.words import ACTIONS, WAYS, check_words, is_own
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import fields_of
 from components.errors import RecipeError
 from tests.components.tracking.runs import START, STEPS, write_run

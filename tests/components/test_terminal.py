@@ -18,7 +18,8 @@ from rich.text import Text
 from command.actions.show import print_recipe
 from command.comparison import print_differences
 from command.plan_text import print_plan
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result

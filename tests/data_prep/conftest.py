@@ -10,7 +10,7 @@ import yaml
 
 from components.config.schema.data import Source
 from components.config.schema.document_steps import DocumentSteps
-from components.config.schema.recipe import read_section
+from components.config.validation import read_section
 from components.data.unigram import Unigram
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

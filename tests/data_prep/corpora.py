@@ -10,8 +10,9 @@ from typing import Any
 import yaml
 
 from components.config.schema.data import Preparation, Source
-from data_prep.corpus import CleanCorpus, Corpus, Passes
+from data_prep.corpus import CleanCorpus, Corpus
 from data_prep.stages.executors import Executor, Local
+from data_prep.stages.passes import Passes
 from data_prep.stages.shards import CleanShard
 
 ROOT = Path(__file__).resolve().parents[2]

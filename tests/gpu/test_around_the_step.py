@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.data.manifest import Manifest
 from components.parity.prover import draw_data
 from components.train.batches import StepBatches

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.distributed.devices import peak_memory_bytes
 from components.dryrun.roles import rehearse_roles
 from components.dryrun.world import NoBatches, empty_batch, trainer_of

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from benchmarks.recipes import published_recipes, recipe_file
-from command.recipe.own_places import option_names
+from command.files.trusted_paths import option_names
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("command", "cluster", "components", "data_prep", "benchmarks")
@@ -78,7 +78,11 @@ def test_only_two_rooms_know_hydra() -> None:
         for file in SOURCES
         if re.search(r"^\s*(from|import) (hydra|omegaconf)\b", file.read_text("utf-8"), re.M)
     }
-    assert knowing == {"command/arguments.py", "command/compose.py", "components/build.py"}
+    assert knowing == {
+        "command/arguments.py",
+        "command/composition/compose.py",
+        "components/build.py",
+    }
 
 
 def test_one_module_writes_to_the_terminal() -> None:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.rendezvous import rendezvous
 
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.run.folder import RunFolder
 from components.train.fit import fit
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from components.checkpoint.metadata import read_marker
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.writer_lock import train_alone

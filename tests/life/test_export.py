@@ -18,7 +18,7 @@ from command.actions import export
 from command.arguments import read_point
 from components.build import build
 from components.checkpoint.metadata import newest_checkpoint
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.convert.reading import read_folder
 from components.errors import RecipeError
 from tests.life.conftest import TINY, Program, act, command, environment

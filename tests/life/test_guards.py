@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.checkpoint.metadata import RunProgress, read_marker
 from components.parity.prover import draw_data
 from components.run.folder import create_run_folder

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.resolve import relayout
 from components.run.folder import RunFolder, create_run_folder, replace_recipe
 from tests.life.conftest import TINY, Program, entries

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from components.build import build
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from tests.life.conftest import ROOT, TINY, Program, act, command, entries, environment, records
 
 # Two ranks add the same fp32 numbers in another order; losses are near 6.

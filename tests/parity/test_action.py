@@ -8,7 +8,7 @@ import pytest
 
 from command.actions import parity as action
 from command.arguments import read_point
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.parity.compare import Comparison, Largest
 from components.parity.prover import ParityProof, on_one_process

@@ -13,7 +13,7 @@ import pytest
 from command.actions import parity as action
 from command.arguments import read_point
 from command.outcome import Status
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.parity import prover
 from components.parity.compare import DOUBLE, Comparison, compare, read_records
 from components.parity.prover import RANK, draw_data, on_one_process, start_ranks

@@ -16,8 +16,8 @@ import yaml
 from benchmarks.recipes import published_recipes
 from command.actions.show import as_json
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPES = published_recipes()

@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from benchmarks.recipes import published_recipes
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.build import build
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 from components.distributed.context import ContextCore, SequencePart
 from components.dryrun.ledgers import OperatorWatch

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config
 from benchmarks.ledger.proofs import plan_at_home
 from command.actions.show import as_json
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 
 CONFIG: dict[str, Any] = {
     "hidden_size": 7_168,

@@ -8,7 +8,7 @@ import csv
 import pytest
 
 from command.arguments import ROOT
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.planner.plan import plan_recipe
 from tests.recipes.test_facts_studies import (
     DATA,

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from components.build import build
-from components.config.schema.recipe import Recipe
+from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 from tests.recipes.differences import composed
 
@@ -206,7 +207,7 @@ def test_lucies_later_stages_begin_with_the_weights_of_the_stage_before() -> Non
         assert begins is not None
         assert (begins.recipe, begins.takes) == (before.name, "weights")
         assert begins.at_tokens == before.budget.total_tokens
-        assert begins.fingerprint == before.fingerprint()
+        assert begins.fingerprint == compute_fingerprint(before)
 
 
 def test_shares_of_later_phases_are_in_proportion_to_their_sources() -> None:

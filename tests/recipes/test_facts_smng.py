@@ -7,7 +7,7 @@ import pytest
 
 from command.actions.show import as_json
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 
 
 @cache

@@ -13,8 +13,9 @@ from statistics import median
 import pytest
 
 from command.arguments import ROOT, read_point
-from command.compose import compose_recipe
-from command.study.listed import median_deviation, plan_points
+from command.composition.compose import compose_recipe
+from command.study.listed import plan_points
+from command.study.point_results import median_deviation
 from command.study.request import StudyRequest, ask
 from command.study.runs import plan_point
 from command.study.schema import ListedStudy, Point, SearchStudy

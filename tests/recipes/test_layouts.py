@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks.recipes import published_recipes
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.batch_ramp import fits_schedule
+from components.config.recipe import Recipe
 from components.config.rules.check import warnings_of
-from components.config.schema.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = published_recipes()

@@ -14,9 +14,10 @@ from benchmarks.ledger.proofs import plan_at_home
 from benchmarks.recipes import published_recipes, recipe_tree
 from command.actions.plan import run
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.perform import perform
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result

@@ -8,8 +8,9 @@ import torch
 
 from benchmarks.recipes import recipe_tree
 from command.arguments import ROOT, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.build import build
+from components.config.fingerprint import compute_fingerprint
 from tests.recipes.differences import (
     CITED,
     GOLDEN,
@@ -64,7 +65,7 @@ def test_a_miniature_cites_what_its_recipe_cites(name: str) -> None:
 
 def test_the_fingerprints_are_those_of_the_golden_file() -> None:
     found = {
-        f"{name}-{scale}": composed(name, scale).fingerprint()
+        f"{name}-{scale}": compute_fingerprint(composed(name, scale))
         for name in RECIPES
         for scale in SCALES
     }

@@ -11,8 +11,8 @@ import yaml
 
 from command.actions.plan import run
 from command.arguments import read_point
-from command.compose import compose_recipe, compose_searched
-from command.layout_search import SearchResult
+from command.composition.compose import compose_recipe, compose_searched
+from command.composition.layout_search import SearchResult
 from command.perform import perform
 from components.planner.communication import group_of
 from components.planner.plan import plan_recipe

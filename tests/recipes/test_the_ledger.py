@@ -27,7 +27,7 @@ from benchmarks.ledger.proofs import (
 )
 from benchmarks.ledger.sections import section
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.key_groups import KeyGroup
 
 NAME = "bloom560m"

@@ -11,8 +11,8 @@ from typing import Any
 
 from command.actions.emit.checks import VERSION, check_recipe, class_of
 from command.arguments import Arguments
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.schema.types import thaw
 from components.convert.features import Features, read_features

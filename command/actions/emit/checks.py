@@ -7,7 +7,7 @@ that is none of these is newer than the two tables below; it is refused, not sil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.user_overrides import leaves
 from components.convert.features import Features

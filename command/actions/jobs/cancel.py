@@ -14,9 +14,9 @@ from cluster.scheduler_command import cached_answers
 from cluster.status import queue_of
 from command.arguments import Arguments
 from command.recipe.path_checks import named_runs
-from command.tree.nodes import job_of, logs_of, nodes_of, queued_jobs, root_of
+from command.run_tree.nodes import job_of, logs_of, nodes_of, queued_jobs, root_of
+from components.config.check import read_recipe
 from components.config.children import CHILDREN
-from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.writer_lock import submission_lock

@@ -11,11 +11,12 @@ from rich.table import Table
 
 from cluster.preflight import is_inside, look_at_allocation
 from command.arguments import Arguments
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.outcome import ActionResult, Status, print_result
+from command.received_site import check_received_site
 from command.recipe.path_checks import check_data_place
-from command.recipe.received_site import check_received_site
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.preflight.node import look_alone
 from components.preflight.verdict import PreflightVerdict

@@ -7,7 +7,7 @@ from cluster.records import Jobs, now
 from cluster.scheduler import SchedulerError, check_present
 from command.arguments import Arguments
 from command.recipe.path_checks import named_runs
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.terminal import tell

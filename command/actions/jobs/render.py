@@ -3,7 +3,7 @@
 from cluster.job import job_settings, render, run_folder
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.rules.check import warnings_of
 from components.data.files import check_regular, write_atomically
 from components.errors import RecipeError

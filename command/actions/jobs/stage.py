@@ -6,9 +6,9 @@ from cluster import staging
 from cluster.image_file import stage_image
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.evaluate.lists import fetch_lists
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.provenance import parts_of
 from components.sharing.prepared import note_staged

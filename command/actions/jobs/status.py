@@ -1,8 +1,8 @@
 """Print the status of runs, submitted or on this machine."""
 
 from command.arguments import Arguments
+from command.jobs.status import print_run, print_runs
 from command.recipe.path_checks import named_runs
-from command.run_status import print_run, print_runs
 
 
 def run(arguments: Arguments) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 from cluster.job import run_folder
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
-from command.compose import compose_tree
+from command.composition.compose import compose_tree
 from command.continuation import reopen
-from command.job_submission import NONE, check_own, check_resubmission, check_run, submit_run
+from command.jobs.submission import NONE, check_own, check_resubmission, check_run, submit_run
 from command.outcome import ActionResult
-from command.tree.nodes import continues_tree, nodes_of
+from command.run_tree.nodes import continues_tree, nodes_of
 from command.tree.submission import submit_due
 from components.command_line import command_line
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.run.ownership import check_links
 from components.run.writer_lock import check_not_trained
 from components.terminal import say, tell

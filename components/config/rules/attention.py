@@ -1,16 +1,14 @@
 """Rules of attention: which of the recipe's backends will serve on its device."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from components.attention_backends import AttentionCase, Backend, serving
+from components.config.recipe import Recipe
 from components.config.targets import read_signature
 
-if TYPE_CHECKING:
-    from components.config.schema.recipe import Recipe
 
-
-def attention_backends(recipe: "Recipe") -> dict[bool, tuple[Backend, ...]]:
+def attention_backends(recipe: Recipe) -> dict[bool, tuple[Backend, ...]]:
     """Return the backends that serve layers without and with a window, best first.
 
     A window that is as long as the sequence is none; a kind that no layer is of is left out.
@@ -26,7 +24,7 @@ def attention_backends(recipe: "Recipe") -> dict[bool, tuple[Backend, ...]]:
     }
 
 
-def attention_passes(recipe: "Recipe") -> float:
+def attention_passes(recipe: Recipe) -> float:
     """Average over layers how often their backend goes over the scores: flex drops in two."""
     if not recipe.model["attention"].get("dropout", 0):
         return 1
@@ -34,12 +32,12 @@ def attention_passes(recipe: "Recipe") -> float:
     return 1 + sum(kernels[narrow][:1] == ("flex",) for narrow in layers) / len(layers)
 
 
-def _are_narrow(recipe: "Recipe") -> list[bool]:
+def _are_narrow(recipe: Recipe) -> list[bool]:
     length = recipe.budget.sequence_length
     return [keys < length for keys in recipe.shape.visible_keys(length)]
 
 
-def _case(recipe: "Recipe", *, narrow: bool) -> AttentionCase:
+def _case(recipe: Recipe, *, narrow: bool) -> AttentionCase:
     compute, shape, degrees = recipe.precision.compute, recipe.shape, recipe.parallelism
     heads = shape.attention.num_heads / degrees.tensor
     keys = max(shape.attention.num_kv_heads / degrees.tensor, 1)

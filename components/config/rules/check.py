@@ -5,27 +5,26 @@ Keys, not class names, carry the rules: a new part with the same keys keeps them
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from components.config.batch_ramp import check_microbatches, nearest_multiples
+from components.config.batch_ramp import nearest_multiples
+from components.config.recipe import Recipe
 from components.config.rules import engine
+from components.config.rules.batch import check_microbatches
 from components.config.rules.layout import check_degrees
 from components.config.rules.model import check_further, check_model, check_shape
 from components.config.rules.parametrization import check_parametrization
 from components.config.schema.data import DataSection, Source
+from components.config.schema.sections import Precision
 from components.config.suggestions import nearest
 from components.errors import RecipeError
-
-if TYPE_CHECKING:
-    from components.config.schema.recipe import Recipe
-    from components.config.schema.sections import Precision
 
 SHARES_TOLERANCE = 1e-6  # shares are written with six decimals
 MOST_WRITTEN = 8  # shares that a line holds
 PEAKS = ("start", "value")  # where a warm-up ends
 
 
-def check_rules(recipe: "Recipe") -> None:
+def check_rules(recipe: Recipe) -> None:
     """Raise a RecipeError for the first rule between fields that is broken."""
     check_shape(recipe.shape)
     check_model(recipe.model)
@@ -48,7 +47,7 @@ def check_rules(recipe: "Recipe") -> None:
     engine.check_profiler(recipe)
 
 
-def _check_budget(recipe: "Recipe") -> None:
+def _check_budget(recipe: Recipe) -> None:
     budget, degrees = recipe.budget, recipe.parallelism
     length, batch, ramp = budget.sequence_length, budget.global_batch_tokens, budget.ramp_up
     unit = length * degrees.data * degrees.expert * degrees.microbatch_sequences
@@ -74,7 +73,7 @@ def _check_budget(recipe: "Recipe") -> None:
         raise RecipeError("budget.ramp_up.increment_tokens", problem, remedy)
 
 
-def _check_precision(precision: "Precision") -> None:
+def _check_precision(precision: Precision) -> None:
     scale, compute = precision.loss_scale, precision.compute
     scaled = not isinstance(scale, str)
     if not isinstance(scale, str) and scale.initial < scale.minimum:
@@ -91,7 +90,7 @@ def _check_precision(precision: "Precision") -> None:
     _check_finer(precision)
 
 
-def _check_finer(precision: "Precision") -> None:
+def _check_finer(precision: Precision) -> None:
     """Refuse weights coarser than the products, masters than weights, sums without a scale."""
     compute = {"auto": "float32", engine.FLOAT8: "float32"}
     computed = compute.get(precision.compute, precision.compute)
@@ -254,7 +253,7 @@ def check_phases(
     return phases
 
 
-def warnings_of(recipe: "Recipe") -> tuple[str, ...]:
+def warnings_of(recipe: Recipe) -> tuple[str, ...]:
     """Return what is legal and costly, as ``path: what, and its price``.
 
     Ultra-Scale Playbook (Tazi et al. 2025): tensor 16 against 8 on nodes of 8, 3B model.
@@ -288,7 +287,7 @@ def warnings_of(recipe: "Recipe") -> tuple[str, ...]:
     return tuple(lines)
 
 
-def rank_stride(recipe: "Recipe", axis: str) -> int:
+def rank_stride(recipe: Recipe, axis: str) -> int:
     """Distance in ranks between neighbours on ``axis``: the product of all faster axes."""
     order = recipe.parallelism.rank_order
     faster = order[order.index(axis) + 1 :]

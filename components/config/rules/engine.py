@@ -1,18 +1,15 @@
 """Rules of what runs: what DeepSpeed or torchao cannot do, guards, watchdog and profiler."""
 
 from math import log2
-from typing import TYPE_CHECKING
 
+from components.config.recipe import Recipe
+from components.config.schema.sections import Cluster, Parallelism
 from components.errors import RecipeError
-
-if TYPE_CHECKING:
-    from components.config.schema.recipe import Recipe
-    from components.config.schema.sections import Cluster, Parallelism
 
 _TO_MESH = "or parallelism.engine=mesh"
 
 
-def check_engine(recipe: "Recipe") -> None:
+def check_engine(recipe: Recipe) -> None:
     """Raise a RecipeError for the first thing that the chosen engine cannot do."""
     degrees = recipe.parallelism
     if degrees.engine == "mesh":
@@ -65,7 +62,7 @@ def _check_degrees(degrees: "Parallelism") -> None:
         raise RecipeError("parallelism.compile", problem, remedy)
 
 
-def check_precision(recipe: "Recipe", compute: str) -> None:
+def check_precision(recipe: Recipe, compute: str) -> None:
     """Raise a RecipeError for what DeepSpeed has not; ``compute`` is never ``auto`` here."""
     own = {"weights": compute, "master": "float32"}
     for key, only in own.items():
@@ -107,7 +104,7 @@ MULTIPLE = 16
 _TO_BFLOAT16 = "precision.compute=bfloat16"
 
 
-def check_float8(recipe: "Recipe") -> None:
+def check_float8(recipe: Recipe) -> None:
     """Raise a RecipeError for widths or a device without products in float8."""
     if recipe.precision.compute != FLOAT8:
         return
@@ -140,7 +137,7 @@ def check_float8(recipe: "Recipe") -> None:
         raise RecipeError("precision.compute", f"{FLOAT8}, but {has}", remedy)
 
 
-def check_float8_layout(recipe: "Recipe") -> None:
+def check_float8_layout(recipe: Recipe) -> None:
     """Raise a RecipeError where a rank has parts of rows, or no float32 weights to round."""
     degrees = recipe.parallelism
     if recipe.precision.compute != FLOAT8:
@@ -155,7 +152,7 @@ def check_float8_layout(recipe: "Recipe") -> None:
         raise RecipeError("parallelism.tensor", f"{degrees.tensor}, but {rows}", remedy)
 
 
-def check_guard(recipe: "Recipe") -> None:
+def check_guard(recipe: Recipe) -> None:
     """Raise a RecipeError for a norm known too late, or a fault of no rank or no step."""
     guard, degrees = recipe.guard, recipe.parallelism
     judged = not isinstance(guard.gradient_norm_spike, str)
@@ -172,12 +169,12 @@ def check_guard(recipe: "Recipe") -> None:
                 raise RecipeError(f"guard.inject.{number}.{key}", problem, remedy)
 
 
-def _steps(recipe: "Recipe") -> int:
+def _steps(recipe: Recipe) -> int:
     # Of a copy: who goes through layouts gives the recipe other degrees yet.
     return recipe.model_copy().derived.steps
 
 
-def check_watchdog(recipe: "Recipe") -> None:
+def check_watchdog(recipe: Recipe) -> None:
     """Raise a RecipeError for a watchdog or spare nodes that do not fit the job."""
     watchdog, cluster = recipe.watchdog, recipe.cluster
     if (pause := watchdog.pause_seconds) < (step := watchdog.step_seconds):
@@ -192,7 +189,7 @@ def check_watchdog(recipe: "Recipe") -> None:
         _check_spare_nodes(cluster, restarts=watchdog.restarts)
 
 
-def _check_spare_nodes(cluster: "Cluster", *, restarts: int) -> None:
+def _check_spare_nodes(cluster: Cluster, *, restarts: int) -> None:
     """Refuse nodes that can take no other's place, neither before the ranks start nor later."""
     unseen, keep = cluster.preflight == "none", "leave cluster.preflight as it is, or set"
     if cluster.scheduler == "none":
@@ -206,7 +203,7 @@ def _check_spare_nodes(cluster: "Cluster", *, restarts: int) -> None:
     raise RecipeError("cluster.spare_nodes", f"{cluster.spare_nodes}, but {problem}", remedy)
 
 
-def check_profiler(recipe: "Recipe") -> None:
+def check_profiler(recipe: Recipe) -> None:
     """Raise a RecipeError for a step or a rank beyond the last."""
     profiler = recipe.profiler
     if not profiler.steps:

@@ -4,8 +4,8 @@ What a full-size job would refuse after minutes in the queue is refused here, fr
 """
 
 from math import lcm, prod
-from typing import TYPE_CHECKING
 
+from components.config.recipe import Recipe
 from components.config.rules.attention import attention_backends
 from components.config.rules.engine import check_engine, check_float8_layout
 from components.config.schema.sections import Parallelism
@@ -13,13 +13,10 @@ from components.config.shape import ModelShape, divisors
 from components.config.stages import V_SCHEDULES
 from components.errors import RecipeError
 
-if TYPE_CHECKING:
-    from components.config.schema.recipe import Recipe
-
 AXES = ("data", "expert", "context", "tensor", "pipeline")
 
 
-def check_degrees(recipe: "Recipe") -> None:
+def check_degrees(recipe: Recipe) -> None:
     """Raise a RecipeError for degrees that ranks or model refuse, whatever the microbatches."""
     _check_ranks(recipe)
     _check_shards(recipe.parallelism)
@@ -35,7 +32,7 @@ def check_degrees(recipe: "Recipe") -> None:
     check_float8_layout(recipe)
 
 
-def _check_ranks(recipe: "Recipe") -> None:
+def _check_ranks(recipe: Recipe) -> None:
     degrees, cluster = recipe.parallelism, recipe.cluster
     product = prod(getattr(degrees, axis) for axis in AXES)
     if product != cluster.ranks:
@@ -82,7 +79,7 @@ def _share_groups(groups: int, tensor: int) -> bool:
     return groups % tensor == 0 or tensor % groups == 0
 
 
-def _check_tensor(recipe: "Recipe") -> None:
+def _check_tensor(recipe: Recipe) -> None:
     shape, tensor = recipe.shape, recipe.parallelism.tensor
     heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
     apart, width = not _share_groups(groups, tensor), shape.mlp.ffn_dim
@@ -118,7 +115,7 @@ def sequence_divisor(*, context: int, slices: int) -> int:
     return slices if context == 1 else context * lcm(2, slices)
 
 
-def _check_context(recipe: "Recipe") -> None:
+def _check_context(recipe: Recipe) -> None:
     degrees, length = recipe.parallelism, recipe.budget.sequence_length
     if degrees.context == 1:
         return
@@ -137,7 +134,7 @@ def _check_context(recipe: "Recipe") -> None:
         raise RecipeError("model.positions.num_positions", problem, remedy)
 
 
-def _check_experts(recipe: "Recipe") -> None:
+def _check_experts(recipe: Recipe) -> None:
     experts, degrees = recipe.shape.mlp.num_experts, recipe.parallelism
     if experts is None:
         if degrees.expert > 1:
@@ -168,7 +165,7 @@ def _check_experts(recipe: "Recipe") -> None:
         raise RecipeError("parallelism.zero", problem, remedy)
 
 
-def _check_expert_bound(recipe: "Recipe") -> None:
+def _check_expert_bound(recipe: Recipe) -> None:
     degrees, mlp = recipe.parallelism, recipe.model["mlp"]
     if degrees.expert_bound is None:
         return
@@ -211,7 +208,7 @@ def check_schedule(degrees: Parallelism) -> None:
     raise RecipeError("parallelism.stages_per_rank", problem, remedy)
 
 
-def _check_recompute(recipe: "Recipe") -> None:
+def _check_recompute(recipe: Recipe) -> None:
     degrees, layers = recipe.parallelism, recipe.shape.num_layers
     every = degrees.recompute_every
     if every > 1 and degrees.recompute in {"none", ()}:
@@ -223,7 +220,7 @@ def _check_recompute(recipe: "Recipe") -> None:
         raise RecipeError("parallelism.recompute_every", problem, f"use 1 to {layers}")
 
 
-def _check_pipeline(recipe: "Recipe") -> None:
+def _check_pipeline(recipe: Recipe) -> None:
     degrees, layers = recipe.parallelism, recipe.shape.num_layers
     pipeline, stages = degrees.pipeline, degrees.stages_per_rank
     if pipeline == 1:

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 from math import gcd
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from components.config.recipe import Recipe
 from components.errors import RecipeError
-
-if TYPE_CHECKING:
-    from components.config.schema.recipe import Recipe
 
 
 class Bar(NamedTuple):
@@ -19,7 +17,7 @@ class Bar(NamedTuple):
     remedy: str
 
 
-def check_parametrization(recipe: "Recipe") -> None:
+def check_parametrization(recipe: Recipe) -> None:
     """Raise a RecipeError for the first thing whose scale with the width nobody has stated."""
     if recipe.shape.parametrization is None:
         return
@@ -29,7 +27,7 @@ def check_parametrization(recipe: "Recipe") -> None:
             raise RecipeError(bar.key, bar.problem, f"set {bar.remedy}, {without}")
 
 
-def _bars(recipe: "Recipe") -> Iterator[Bar]:
+def _bars(recipe: Recipe) -> Iterator[Bar]:
     shape, first, optimizer = recipe.shape, recipe.model["initialization"], recipe.optimizer
     base = shape.parametrization
     assert base is not None, "the caller asked"

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from components.config.schema import cluster as profile
 from components.config.schema.types import (
+    Balance,
     Count,
     Fraction,
     FrozenMapping,
@@ -18,7 +19,6 @@ from components.config.schema.types import (
     Place,
     Section,
 )
-from components.config.shape import Balance
 from components.ranges import Positive, Ranks
 
 Part = Literal["attention", "mlp", "norms"]

@@ -78,6 +78,7 @@ FrozenMapping = Annotated[
 ]
 FrozenValue = Annotated[Any, AfterValidator(freeze), PlainSerializer(thaw)]
 Node = FrozenMapping[Any]
+Balance = Literal["layers", "layers_and_ends"]  # how stages share layers
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 Places = Annotated[tuple[Place, ...], Field(strict=False)]

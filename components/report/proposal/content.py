@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from components.config.children import needed_tokens
-from components.config.schema.recipe import Recipe
+from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 from components.data.token_file import width_of
 from components.planner.plan import Bill
@@ -205,7 +206,7 @@ def _sources(recipe: Recipe, plan: PlanResult) -> ProposalPart:
     how = "constants of the engine, not calibrated on this cluster"
     if fitted is not None:
         how = f"calibrated on {fitted.fitted_on}, off by a median of {fitted.median_error:.1%}"
-    notes = (f"The plan: {how}.", f"Fingerprint of the recipe: {recipe.fingerprint()}.")
+    notes = (f"The plan: {how}.", f"Fingerprint of the recipe: {compute_fingerprint(recipe)}.")
     return ProposalPart(title="Published figures", rows=tuple(rows), notes=notes)
 
 

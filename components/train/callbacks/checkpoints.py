@@ -23,6 +23,7 @@ from components.checkpoint.metadata import (
 from components.checkpoint.retention import Policy, amend, check_target, drop_after
 from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Saver
 from components.config.children import needed_tokens
+from components.config.fingerprint import compute_fingerprint
 from components.config.phases import fresh_step_of
 from components.config.schema.sections import Checkpoint
 from components.distributed.collectives import by_first
@@ -62,7 +63,7 @@ class Checkpoints(RunCallback):
             RecipeError: it is away for longer than a save would wait.
         """
         by_first(lambda: self._patience()(self.folder, self.folder.stat))
-        fingerprint, began = module.recipe.fingerprint(), time.perf_counter()
+        fingerprint, began = compute_fingerprint(module.recipe), time.perf_counter()
         source = "local"
         if (progress := self._load_local(module)) is None:
             source, progress = "checkpoints", self._load_newest(module, fingerprint)
@@ -147,7 +148,7 @@ class Checkpoints(RunCallback):
             chosen.checkpoint,
             chosen.marker,
             module.engine.state,
-            fingerprint=module.recipe.fingerprint(),
+            fingerprint=compute_fingerprint(module.recipe),
             fresh_step=fresh_step_of(module.recipe),
         )
 

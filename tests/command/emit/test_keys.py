@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from command.actions.emit import checks, write_files
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.config.targets import check_nodes
 from components.config.user_overrides import leaves
 from components.errors import RecipeError

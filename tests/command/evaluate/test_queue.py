@@ -7,7 +7,7 @@ import pytest
 from command.arguments import read_point
 from command.evaluate.queue import EvaluationArray, _question, evaluate_in_jobs, read_array
 from components.checkpoint.metadata import MARKER
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.folder import create_run_folder
 from tests.cluster.jobs import recipe_of

@@ -12,10 +12,10 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 from command.arguments import ROOT, groups, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from command.files.trusted_paths import lies_in_own_place
 from command.main import main
-from command.recipe.own_places import lies_in_own_place
-from command.sweep import submits
+from command.sweeps.points import submits
 from components.errors import RecipeError
 
 OWN_TEXT = """\

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from command.main import main
 from command.recipe.path_checks import places_outside
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.types import Section, fields_of, names_place
 from components.config.targets import ROOMS, ROOT, TARGET, read_signature, takes_place
 from components.config.user_overrides import UserOverrides

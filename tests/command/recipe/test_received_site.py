@@ -8,9 +8,10 @@ import pytest
 from command.arguments import read_point
 from command.evaluate.queue import evaluate_in_jobs
 from command.main import main
-from command.recipe.received_site import check_received_site
+from command.received_site import check_received_site
 from components.checkpoint.metadata import MARKER
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder, create_run_folder
 from components.run.ownership import seal_of

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from command.recipe.yaml_file import MAX_BYTES
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from command.files.yaml_file import MAX_BYTES
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[3]

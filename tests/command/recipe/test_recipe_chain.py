@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from command.arguments import ROOT, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 
 

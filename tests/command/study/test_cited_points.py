@@ -6,7 +6,7 @@ import pytest
 
 from command.study.schema import CitedRows
 from command.study.study_file import cite
-from components.config.schema.recipe import read_section
+from components.config.validation import read_section
 from components.errors import RecipeError
 
 ROWS = [

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from command.study.outcomes import PointEnding
 from command.study.request import ask
-from command.study.runs import PointEnding, result_in
+from command.study.runs import result_in
 from components.errors import RecipeError
 from tests.command.study.test_search import RATES
 from tests.components.report.conftest import earlier_results_tree, results_tree

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from command.study.journal import StudyJournal
-from command.study.runs import PointEnding
+from command.study.outcomes import PointEnding
 from command.study.schema import SearchStudy
 from command.study.search import _close, _draw, _open_trials, _tried
 from command.study.study_file import check_study

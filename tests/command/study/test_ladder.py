@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from command.arguments import ROOT
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
 from command.study.request import StudyRequest, ask
 from command.study.schema import LadderStudy

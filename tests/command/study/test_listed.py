@@ -14,12 +14,13 @@ import yaml
 
 from command.actions import auto
 from command.arguments import ROOT, Arguments
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
 from command.outcome import ActionResult
 from command.study.listed import run_points
+from command.study.outcomes import PointEnding
 from command.study.request import ask
-from command.study.runs import PointEnding, runner_of
+from command.study.runs import runner_of
 from command.study.schema import ListedStudy
 from components.errors import RecipeError
 from components.run.folder import create_run_folder

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from command.study.listed import PointResult, median_deviation, relative, study_grid, summary
 from command.study.page import study_figure, write_study
+from command.study.point_results import (
+    PointResult,
+    median_deviation,
+    relative,
+    study_grid,
+    summary,
+)
 from command.study.schema import ListedStudy
 from command.study.study_file import check_study
 from tests.components.report.outline import check_outline

@@ -8,7 +8,7 @@ import pytest
 
 from command.actions.propose import run
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe

@@ -9,7 +9,8 @@ import pytest
 from cluster.chain_events import SubmitEvent
 from cluster.records import Jobs, now
 from command.main import main
-from command.study.runs import Look, PointEnding, SubmittedRun, run_all
+from command.study.outcomes import Look, PointEnding
+from command.study.runs import SubmittedRun, run_all
 from command.study.schema import Point, QueueLimits
 from components.run.folder import RunFolder
 from tests.command.test_sweep import HERE, queue, submitted

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Engine
 
 from command.arguments import ROOT
 from command.main import main
-from command.study.runs import known_in
+from command.study.outcomes import known_in
 from command.study.study_file import check_study
 from components.errors import RecipeError
 from data_prep.sources import choose_split, measure_groups, open_embedded

@@ -10,12 +10,14 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.checkpoint.loading import check_alone
 from components.checkpoint.metadata import Kind, RunProgress
 from components.checkpoint.parent import begin, find_beginning
 from components.checkpoint.retention import Policy, prune
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.check import check_recipe
+from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.history import read_lines
@@ -40,7 +42,7 @@ def parent() -> Recipe:
 
 def child(run: Path | None, takes: str, steps: int, /, **changed: object) -> Recipe:
     section = {"run": str(run), "at_tokens": steps * STEP, "with": takes}
-    section |= {"fingerprint": parent().fingerprint()} | changed
+    section |= {"fingerprint": compute_fingerprint(parent())} | changed
     if run is None:
         del section["run"]
     return check_recipe({**parent().model_dump(mode="json"), "from": section})
@@ -52,7 +54,7 @@ def run(tmp_path: Path) -> Path:
     folder = RunFolder(tmp_path / "parent")
     folder.checkpoints.mkdir(parents=True)
     folder.write_recipe(parent())
-    saver = make_saver(folder.checkpoints, fingerprint=parent().fingerprint())
+    saver = make_saver(folder.checkpoints, fingerprint=compute_fingerprint(parent()))
     for step, kind in ((1, "tokens"), (2, "weights"), (3, "tokens")):
         state = Counted(step, 8)
         progress = RunProgress(step=step, tokens=step * STEP)
@@ -79,7 +81,7 @@ def test_what_goes_on_has_the_same_files_under_its_own_fingerprint(
     folder = begun(recipe, tmp_path / "child")
     (there,) = folder.checkpoints.iterdir()
     marker = check_alone(there)
-    assert (marker.fingerprint, marker.held_out_loss) == (recipe.fingerprint(), 2.0)
+    assert (marker.fingerprint, marker.held_out_loss) == (compute_fingerprint(recipe), 2.0)
     assert marker.progress == RunProgress(step=3, tokens=3 * STEP)
     assert not marker.fresh_optimizer
     for name in marker.files:

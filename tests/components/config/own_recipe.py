@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 
 TOKENS = 204_800
 FILE = "own.yaml"

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from components.config.check import read_recipe
+from components.config.fingerprint import compute_fingerprint
 from components.config.key_groups import KeyGroup, declared
+from components.config.recipe import Recipe
 from components.config.schema.data import Preparation
-from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "preparation"
@@ -43,11 +45,11 @@ def test_who_does_the_work_is_no_part_of_the_mathematics() -> None:
         key for key in Preparation.model_fields if declared(f"{AT}.{key}") is KeyGroup.MACHINE
     }
     assert words.keys() == keys
-    plain = compose("preparation=plain").fingerprint()
+    plain = compute_fingerprint(compose("preparation=plain"))
     for key, value in words.items():
-        assert compose("preparation=plain", f"{AT}.{key}={value}").fingerprint() == plain
-    assert compose("preparation=plain", f"{AT}.shard_bytes=7").fingerprint() != plain
-    assert compose("preparation=engine").fingerprint() != plain
+        assert compute_fingerprint(compose("preparation=plain", f"{AT}.{key}={value}")) == plain
+    assert compute_fingerprint(compose("preparation=plain", f"{AT}.shard_bytes=7")) != plain
+    assert compute_fingerprint(compose("preparation=engine")) != plain
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from components.config.schema.document_steps import DocumentSteps, TextRatios
-from components.config.schema.recipe import read_section
+from components.config.validation import read_section
 from components.errors import RecipeError
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "preparation"

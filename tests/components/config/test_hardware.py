@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
 

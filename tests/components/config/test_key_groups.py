@@ -7,8 +7,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from components.config.key_groups import PLACES, KeyGroup, declared, fingerprint_of, split
-from components.config.schema.recipe import Recipe
+from components.config.fingerprint import fingerprint_of
+from components.config.key_groups import PLACES, KeyGroup, declared, split
+from components.config.recipe import Recipe
 from components.config.schema.types import fields_of
 from components.config.user_overrides import leaves
 from tests.components.config.conftest import Compose

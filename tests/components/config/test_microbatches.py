@@ -20,9 +20,9 @@ from torch.distributed.pipelining.schedules import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.batch_ramp import fits_schedule, nearest_multiples, neighbours
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.stages import StagePlacement, style_of
 from components.errors import RecipeError
 

@@ -8,11 +8,13 @@ import yaml
 
 from command.actions.show import as_json
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.recipe_summary import parent_lines
+from components.config.check import check_recipe, read_recipe
+from components.config.fingerprint import compute_fingerprint
 from components.config.key_groups import KeyGroup, split
 from components.config.phases import recipe_of
-from components.config.schema.recipe import Recipe, check_recipe, read_recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 
@@ -46,9 +48,9 @@ def test_the_parents_fingerprint_and_the_end_of_a_step_are_settled() -> None:
         "recipe": "teuken7b",
         "at_tokens": LEFT,
         "with": "optimizer",
-        "fingerprint": composed().fingerprint(),
+        "fingerprint": compute_fingerprint(composed()),
     }
-    assert child.fingerprint() != composed().fingerprint()
+    assert compute_fingerprint(child) != compute_fingerprint(composed())
     assert child.first_step == LEFT // STEP
     assert "goes on from teuken7b after 3,000,001,101,824 tokens" in "".join(
         parent_lines(child)
@@ -60,8 +62,8 @@ def test_the_parents_fingerprint_and_the_end_of_a_step_are_settled() -> None:
 def test_where_the_parent_lies_is_no_mathematics(tmp_path: Path) -> None:
     composed().write(tmp_path / "recipe.json")
     run = (f"from.run={tmp_path}", *FROM[1:], "from.with=optimizer")
-    assert composed(*run).fingerprint() == branched().fingerprint()
-    assert composed(*run, FROM[0]).fingerprint() == branched().fingerprint()
+    assert compute_fingerprint(composed(*run)) == compute_fingerprint(branched())
+    assert compute_fingerprint(composed(*run, FROM[0])) == compute_fingerprint(branched())
     leaves = split(composed(*run).model_dump(mode="json"))
     assert [key for key in leaves[KeyGroup.RECORD] if key.startswith("from")] == ["from.run"]
     composed(*run).write(tmp_path / "child.json")
@@ -116,7 +118,7 @@ def test_a_miniature_goes_on_from_its_parents_miniature() -> None:
     total, every = parent.budget.total_tokens, parent.checkpoint.every_tokens
     assert child.budget.total_tokens == total * 9 // 6
     assert abs(child.parent.at_tokens - total * 5 / 6) <= every / 2 + STEP // 1024
-    assert child.parent.fingerprint == parent.fingerprint()
+    assert child.parent.fingerprint == compute_fingerprint(parent)
 
 
 @pytest.fixture(autouse=True)

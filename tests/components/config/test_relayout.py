@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from components.config.check import check_recipe
+from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.config.resolve import SECTIONS, check_movable, relayout
-from components.config.schema.recipe import Recipe, check_recipe
 from components.errors import RecipeError
 
 TEUKEN = ("recipe=teuken7b",)
@@ -82,7 +84,7 @@ def test_what_is_computed_stays(values: Values) -> None:
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {key.partition(".")[0] for key in values} | (changed & {"cluster"})
     assert changed <= set(SECTIONS)
-    assert moved.fingerprint() == recipe.fingerprint()
+    assert compute_fingerprint(moved) == compute_fingerprint(recipe)
 
 
 def test_a_recipe_comes_back_to_where_it_was() -> None:
@@ -166,9 +168,9 @@ def test_refuses_with_a_way_out(values: Values, message: str) -> None:
 def test_the_place_of_the_data_may_be_another_and_of_what_is_trained_the_same() -> None:
     recipe = composed(*GRID)
     moved = relayout(recipe, {"data.folder": "/scratch/prepared"})
-    assert (moved.data.folder, moved.fingerprint()) == (
+    assert (moved.data.folder, compute_fingerprint(moved)) == (
         "/scratch/prepared",
-        recipe.fingerprint(),
+        compute_fingerprint(recipe),
     )
     as_it_is = {"data.tokenizer_folder": "none", "model.init_from": "none"}
     assert relayout(recipe, as_it_is) == recipe

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.errors import RecipeError
 from tests.components.config.conftest import Compose
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from tests.components.config.own_recipe import compose_own
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Site
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -3,7 +3,7 @@
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.stages import StagePlacement, Style, splits_backward
 
 

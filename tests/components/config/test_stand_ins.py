@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.stand_ins import note_of_carriers
 from components.errors import RecipeError
 from tests.components.config.own_recipe import TOKENS, compose_own

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from command.arguments import COMMAND_KEYS, groups, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.suggestions import (
     NAMES,
     meaning_of,

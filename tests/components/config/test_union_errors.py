@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from components.config.schema.recipe import read_section
 from components.config.schema.types import Count, OrNone, Section
+from components.config.validation import read_section
 from components.errors import RecipeError
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from components.config.schema.recipe import Recipe
+from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.config.schema.sections import AssumedValue
 from components.convert.folder import write_card
 from components.errors import RecipeError
@@ -69,7 +70,7 @@ def test_a_model_with_parts_of_its_own_is_a_bug(export: Export) -> None:
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
     from command.arguments import read_point
-    from command.compose import compose_recipe
+    from command.composition.compose import compose_recipe
 
     return compose_recipe(read_point(["recipe=teuken7b"]))
 
@@ -92,7 +93,7 @@ def test_the_card_says_what_was_trained_how_far_and_what_is_assumed(recipe: Reci
     card = write_card(recipe, step=7, tokens=28_672, results=results(28_672))
     for words in (
         *("# teuken7b, miniature", "**This is a miniature**", recipe.why),
-        *(recipe.fingerprint(), "28,672 of 614,400 tokens, 7 steps"),
+        *(compute_fingerprint(recipe), "28,672 of 614,400 tokens, 7 steps"),
         *("3.2500 nats", "6.0000 nats", "7.0000 nats", "python_source 0.600"),
         "| held-out loss after step 5, weighted as the mixture | 3.5000 nats",
         "| held-out loss after step 5, plain mean over sources | 4.5000 nats",

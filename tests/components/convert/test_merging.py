@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.checkpoint.metadata import FileSection, Marker, RunProgress
 from components.checkpoint.retention import beside, complete
 from components.config.schema.children import Average

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.recipes import published_recipes
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.convert.family import choose_family
 from components.convert.features import Features, read_features
 

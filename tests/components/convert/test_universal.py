@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.convert.reading import read_folder
 from components.convert.universal import UniversalReader
 from components.errors import RecipeError

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.dryrun.ledgers import CollectiveLedger, FlopLedger
 from components.dryrun.world import NoBatches, empty_batch, trainer_of
 from components.run.folder import RunFolder

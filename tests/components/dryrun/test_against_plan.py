@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.dryrun.roles import sent_bytes
 from components.planner.plan import Plan, plan_recipe
 

@@ -3,8 +3,8 @@
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.dryrun.rehearsal import StepRehearsal, rehearse
 
 WORDS = (

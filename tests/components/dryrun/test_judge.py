@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.dryrun.ledgers import CollectiveKind, sent_bytes
 from components.dryrun.roles import RoleError, judge, rehearse_roles, roles_of, step_flops
 from components.errors import RecipeError

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.dryrun.rehearsal import StepRehearsal, rehearse
 from components.planner import layer
 from components.planner.job import TrainingJob, job_of

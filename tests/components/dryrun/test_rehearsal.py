@@ -3,7 +3,7 @@
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.dryrun import rehearsal, roles
 from components.dryrun.rehearsal import StepRehearsal, rehearse
 from components.dryrun.roles import check_messages

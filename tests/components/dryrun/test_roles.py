@@ -3,8 +3,8 @@
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.dryrun.rehearsal import microbatches_to_rehearse
 from components.dryrun.roles import roles_of
 from components.planner.job import coordinates, job_of

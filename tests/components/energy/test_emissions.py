@@ -3,9 +3,9 @@
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Electricity
-from components.config.schema.recipe import Recipe
 from components.energy.emissions import Emissions
 
 # Luccioni, Viguier and Ligozat 2022, arXiv 2211.02001: the devices' hours at 400 W, what idle

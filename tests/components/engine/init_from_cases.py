@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.build import build
 from components.config.schema.types import thaw
 from components.convert.hf_shards import ShardReader

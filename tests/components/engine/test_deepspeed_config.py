@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.engine.deepspeed_state import deepspeed_config
 from components.errors import RecipeError
 from components.train import launch

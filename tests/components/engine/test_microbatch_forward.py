@@ -10,7 +10,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 from torch.nn.functional import cross_entropy
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.data.samples import LossMask
 from components.distributed.mesh import Mesh, build_mesh
 from components.distributed.tensor_styles import seed_layers

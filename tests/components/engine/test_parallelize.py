@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.dryrun.world import fake_world, trainer_of
 from components.engine.parallelize import build_rank_model
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.build import build
 from components.data.token_file import pack_documents
 from components.evaluate.text_loss import read_text_bytes

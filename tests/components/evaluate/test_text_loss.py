@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.build import build
 from components.evaluate.text_loss import Judge, LossTally
 

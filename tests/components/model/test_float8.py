@@ -125,7 +125,7 @@ def test_each_token_is_computed_as_if_it_were_alone(
 
 def decoder(name: str) -> Decoder:
     from command.arguments import read_point
-    from command.compose import compose_recipe
+    from command.composition.compose import compose_recipe
 
     words = [f"recipe={name}", "scale=mini", "model.num_layers=2", "precision=fp8"]
     built = build(compose_recipe(read_point(words)).model, "model")

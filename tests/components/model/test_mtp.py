@@ -11,7 +11,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 from torch.nn.functional import cross_entropy, silu
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.data.samples import LossMask
 from components.distributed.mesh import build_mesh
 from components.engine.microbatch_forward import StageCompute, number_documents

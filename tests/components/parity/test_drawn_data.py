@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.parity.prover import draw_data
 from components.train.batches import StepBatches

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.parity import prover
 from components.parity.prover import RanksError, in_precision, on_one_process, start_ranks
 
@@ -23,7 +24,7 @@ def test_one_process_has_the_same_mathematics_and_microbatches() -> None:
     recipe = composed("cluster.ranks=8")
     alone = on_one_process(recipe)
     assert alone.cluster.ranks == 1
-    assert alone.fingerprint() == recipe.fingerprint()
+    assert compute_fingerprint(alone) == compute_fingerprint(recipe)
     assert alone.parallelism.microbatch_sequences == recipe.parallelism.microbatch_sequences
     assert alone.parallelism.zero == 0
 

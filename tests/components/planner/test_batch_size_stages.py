@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
-from components.config.schema.recipe import Recipe
 from components.planner.job import job_of
 from components.planner.run_time import Stretch, crossings, steps_seconds, stretches
 from components.planner.time import plan_time

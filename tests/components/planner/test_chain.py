@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.schema.cluster import QueueSection
 from components.planner.interruptions import chain_of, chain_of_phases
 from components.planner.queues import longest_queue

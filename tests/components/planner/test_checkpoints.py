@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.build import build
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.saving import ShardState
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.schema.sections import Cluster
 from components.distributed.data import DataParallel
 from components.distributed.devices import StateDtypes

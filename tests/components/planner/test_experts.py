@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.config.shape import MLPShape
 from components.model.expert_products import Matrices, loop, sorted_products
 from components.planner.experts import copied_bytes, host_reads, load_factor, started

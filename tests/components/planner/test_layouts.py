@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.config.rules.check import check_rules
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.stages import SPLIT_SCHEDULES, splits_backward
 from components.errors import RecipeError

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.build import build
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.planner.interruptions import checkpoint_bytes
 from components.planner.job import job_of
 from components.planner.states import rank_parameters, states

@@ -6,7 +6,7 @@ import torch
 from benchmarks.planning.measured import read_rows
 from benchmarks.planning.planner_accuracy import DATA
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.shape import (
     AttentionShape,
     MLPShape,

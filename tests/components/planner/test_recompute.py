@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.config.resolve import relayout
 from components.config.schema.cluster import Hardware
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.planner.job import job_of
 from components.planner.layer import layer_bytes_per_token

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe, check_recipe
+from command.composition.compose import compose_recipe
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
 from components.planner.interruptions import HOUR
 from components.planner.plan import Plan, plan_recipe
 from components.planner.result import plan_result

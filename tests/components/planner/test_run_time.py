@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.planner.plan import Bill, Plan, plan_recipe
 from components.planner.run_time import Course
 from components.planner.time import evaluation_seconds, forward_seconds, rank_seconds

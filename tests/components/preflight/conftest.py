@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Preflight
-from components.config.schema.recipe import Recipe
 from components.preflight.verdict import ClockOffset, NodeFinding, NodeReport
 from components.run.folder import RunFolder
 from tests.life.conftest import TINY

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Preflight
-from components.config.schema.recipe import Recipe
 from components.preflight.verdict import NodeReport, PreflightVerdict, Rates, judge
 from tests.components.preflight.conftest import Compose, finding, report
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.preflight.node_checks import check_network
 from components.run.folder import RunFolder
 from tests.cluster.staging.test_install import HAS_NAMESPACES, OFFLINE

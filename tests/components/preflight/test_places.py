@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from command.arguments import ROOT, read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.schema.cluster import Preflight
 from components.planner.interruptions import checkpoint_bytes
 from components.planner.job import job_of

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import (
 )
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.build import build
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.distributed.activation_checkpoint import checkpoint_activations
 from components.model.decoder import Decoder
 from components.profiling.parts import Ranges

@@ -3,7 +3,7 @@
 from torch import nn
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.build import build
 from components.profiling.parts import Ranges
 from tests.components.profiling.conftest import DENSE

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.planner.plan import plan_recipe
 from components.report.plan_tables import bill_rows
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe, read_recipe
+from command.composition.compose import compose_recipe
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.folder import create_run_folder
 from components.run.ownership import SEAL

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.run.folder import RunFolder
 from components.train.step_metrics import StepRecord
 from tests.components.report.conftest import environment_tree, mark_line, write_journal

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.build import build
 from components.checkpoint.layout import read_pieces
 from components.checkpoint.metadata import RunProgress
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
 from components.distributed.data import DataParallel
 from components.distributed.devices import StateDtypes
 from components.distributed.mesh import Mesh, sum_over_ranks

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.outcome import Status, tell_error
 from components.distributed import devices
 from components.errors import RecipeError

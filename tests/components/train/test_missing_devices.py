@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.schema.sections import Cluster
 from components.distributed.devices import check_devices
 from components.errors import RecipeError

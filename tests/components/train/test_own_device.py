@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.attention_backends import AttentionCase, Backend, serving
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.distributed.devices import check_float8_device, device_kind, device_type
 from components.errors import RecipeError
 from components.model.attention_kernels import _lacking

@@ -10,8 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.errors import RecipeError
 from components.parity.prover import draw_data

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from components.config.check import check_recipe
 from components.config.phases import recipe_at
-from components.config.schema.recipe import Recipe, check_recipe
+from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.data.run_order import CUT
 from components.errors import RecipeError

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.errors import RecipeError
 from components.parity.prover import draw_data

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from command.main import main
 from command.outcome import Status
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Storage
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster
 from components.distributed import devices
 from components.distributed.devices import (

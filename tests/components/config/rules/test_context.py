@@ -3,7 +3,7 @@
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.layout import deal_ranks
 from components.config.rules.layout import sequence_divisor
 from components.config.user_overrides import UserOverrides

@@ -5,9 +5,10 @@ from copy import deepcopy
 
 import pytest
 
+from components.config.fingerprint import compute_fingerprint
+from components.config.recipe import Recipe
 from components.config.resolve import resolve
 from components.config.schema.data import DataPhase, Source
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 
 Compose = Callable[..., Recipe]
@@ -157,7 +158,7 @@ def test_what_a_source_does_not_use_is_left_out_of_the_settled_recipe() -> None:
 
 def test_the_mixture_belongs_to_the_mathematics_and_places_do_not(compose: Compose) -> None:
     def fingerprint(*words: str) -> str:
-        return compose("data.shares={en: 0.5, de: 0.5}", *words).fingerprint()
+        return compute_fingerprint(compose("data.shares={en: 0.5, de: 0.5}", *words))
 
     same = {
         fingerprint(),

@@ -3,10 +3,11 @@
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
-from components.config.key_groups import KeyGroup, fingerprint_of
+from command.composition.compose import compose_recipe
+from components.config.fingerprint import fingerprint_of
+from components.config.key_groups import KeyGroup
+from components.config.recipe import Recipe
 from components.config.rules.check import warnings_of
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.planner.job import job_of
 from tests.components.config.conftest import Compose

@@ -3,9 +3,9 @@
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.config.rules.layout import tensor_fits
-from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 
 # What is refused: words (of `parallelism` where they name no section), problem, way out.

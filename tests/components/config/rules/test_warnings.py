@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
+from components.config.recipe import Recipe
 from components.config.rules.check import rank_stride, warnings_of
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Axis
 
 ROOT = Path(__file__).resolve().parents[4]

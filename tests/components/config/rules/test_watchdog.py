@@ -3,7 +3,7 @@
 import pytest
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.config.layout import reserve_of
 from components.config.resolve import relayout
 from components.errors import RecipeError

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from command.arguments import read_point
-from command.compose import compose_recipe
+from command.composition.compose import compose_recipe
 from components.dryrun.world import fake_world
 from components.train.callbacks.metrics_logger import HeldOutLoss, Metrics, _turns
 

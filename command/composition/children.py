@@ -5,12 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from command.arguments import Arguments, check_option, groups
-from command.settling import settle
+from command.composition.settling import settle
+from components.config.check import check_recipe
 from components.config.children import CHILDREN, below, ordered, settled_tokens
+from components.config.fingerprint import compute_fingerprint
 from components.config.parent import PARENT, check_parent, shrink_beginning, step_end
+from components.config.recipe import Recipe
 from components.config.schema.children import Child
-from components.config.schema.recipe import Recipe, check_recipe, read_section
 from components.config.user_overrides import UserOverrides
+from components.config.validation import read_section
 from components.errors import RecipeError
 
 Tree = dict[str, Any]
@@ -73,7 +76,7 @@ def grow(trunk: Trunk, children: Mapping[str, Child]) -> tuple[Recipe, dict[str,
             except RecipeError as error:
                 problem = f"{error.path}: {error.problem}"
                 raise RecipeError(f"{CHILDREN}.{name}", problem, error.remedy) from None
-            found = {"fingerprint": grown[name].recipe.fingerprint()}
+            found = {"fingerprint": compute_fingerprint(grown[name].recipe)}
             if child.fingerprint not in {None, found["fingerprint"]}:
                 problem = "it is another run than the one that this was made with"
                 remedy = "action=diff says what differs"
@@ -137,7 +140,7 @@ def _run(trunk: Trunk, name: str, child: Child, parent: GrownNode) -> GrownNode:
         "recipe": parent.recipe.name,
         "at_tokens": at,
         "with": child.takes,
-        "fingerprint": parent.recipe.fingerprint(),
+        "fingerprint": compute_fingerprint(parent.recipe),
     }
     full_tokens = full["budget"]["total_tokens"]
     if trunk.recipe.scale.shrink != "none":

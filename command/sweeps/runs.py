@@ -16,8 +16,9 @@ from cluster.scheduler_command import cached_answers
 from cluster.status import status_of
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments, read_point
-from command.compose import compose_recipe
-from command.job_submission import (
+from command.composition.compose import compose_recipe
+from command.jobs.status import print_runs
+from command.jobs.submission import (
     CheckedRun,
     SubmittedError,
     check_resubmission,
@@ -26,11 +27,11 @@ from command.job_submission import (
 )
 from command.outcome import ActionResult, Status, attempt
 from command.perform import perform
-from command.run_status import print_runs
-from command.sweep import folder_of_runs, labels, name_of
-from command.sweep_table import SweepTable
+from command.sweeps.points import folder_of_runs, labels, name_of
+from command.sweeps.table import SweepTable
 from command.words import SWEEP, check_words, keys_of
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.report.html import share_script
 from components.run.folder import RunFolder

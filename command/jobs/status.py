@@ -15,7 +15,7 @@ from cluster.script import job_name
 from cluster.status import RunStatus, status_of
 from command.continuation import change_text
 from command.outcome import print_result
-from command.tree.nodes import (
+from command.run_tree.nodes import (
     DONE,
     QUEUED,
     WAITING,
@@ -28,7 +28,7 @@ from command.tree.nodes import (
     state_of,
 )
 from components.command_line import command_line
-from components.config.schema.recipe import read_recipe
+from components.config.check import read_recipe
 from components.terminal import console
 
 

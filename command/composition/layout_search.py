@@ -7,10 +7,10 @@ from itertools import islice
 from math import inf, prod
 from typing import Any
 
-from command.settling import is_open, settle, with_choice
+from command.composition.settling import is_open, settle, with_choice
 from components.config.layout import AXES, SMOKE_NODES
+from components.config.recipe import Recipe
 from components.config.resolve import resolve_template
-from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.errors import RecipeError
 from components.planner.layouts import (

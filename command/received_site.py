@@ -1,8 +1,9 @@
 """Check the site of a received run: jobs only run commands of a profile in this clone."""
 
-from command.compose import compose_group
-from command.recipe.own_places import option_names
-from components.config.schema.recipe import Recipe, check_recipe
+from command.composition.compose import compose_group
+from command.files.trusted_paths import option_names
+from components.config.check import check_recipe
+from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.ownership import is_own

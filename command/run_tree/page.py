@@ -4,9 +4,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from command.tree.nodes import TreeNode, nodes_of, root_of, state_of
+from command.run_tree.nodes import TreeNode, nodes_of, root_of, state_of
+from components.config.check import read_recipe
 from components.config.parent import end_of
-from components.config.schema.recipe import read_recipe
 from components.report.measurements import read_evaluations
 from components.run.folder import RunFolder
 from components.terminal import say

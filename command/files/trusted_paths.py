@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cluster.user import private_folder
-from command.recipe.yaml_file import read_data
+from command.files.yaml_file import read_data
 from components.errors import RecipeError
 
 CLONE = Path(__file__).resolve().parents[2]

@@ -15,9 +15,9 @@ from cluster.scheduler import JobState, check_id
 from command.arguments import Arguments, read_point
 from command.evaluate.queue import answers_of, array_folder, read_array
 from components.checkpoint.metadata import kept_tokens
+from components.config.check import read_recipe
 from components.config.children import CHILDREN, ordered
 from components.config.schema.children import Child
-from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder, existing_run_folder
 

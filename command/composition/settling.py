@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
+from components.config.recipe import Recipe
 from components.config.resolve import resolve
-from components.config.schema.recipe import Recipe
 from components.planner.recompute import NOTHING, Choice, least_that_fits
 
 Tree = dict[str, Any]

@@ -7,10 +7,11 @@ from typing import Any
 from cluster.records import Jobs
 from command.parent_data import check_parent_data
 from command.prepared_data import prepare_data
-from command.tree.nodes import nodes_of
+from command.run_tree.nodes import nodes_of
+from components.config.check import check_recipe, read_recipe
 from components.config.parent import PARENT
+from components.config.recipe import Recipe
 from components.config.resolve import check_continues
-from components.config.schema.recipe import Recipe, check_recipe, read_recipe
 from components.run.folder import RunFolder, create_run_folder
 from components.run.provenance import write_provenance
 

@@ -17,20 +17,20 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from command.arguments import COMMAND_KEYS, Arguments, groups
-from command.layout_search import Question, SearchResult, find_layout
-from command.parent_run import Composers, checked, settle_parent
+from command.composition.children import Trunk, grow, take_children
+from command.composition.layout_search import Question, SearchResult, find_layout
+from command.composition.parent_run import Composers, checked, settle_parent
+from command.composition.settling import settle
+from command.files.trusted_paths import conf_folder
 from command.recipe import recipe_file
 from command.recipe.lock_file import CARRIED, with_bundle
 from command.recipe.option_file import StoredConfig, read_options
-from command.recipe.own_places import conf_folder
 from command.recipe.path_checks import places_outside
 from command.recipe.recipe_chain import RecipeChain
 from command.recipe.recipe_file import SECTIONS
 from command.recipe.recipe_source import read_source
 from command.recipe.replacement import replace_in
-from command.settling import settle
-from command.tree.recipes import Trunk, grow, take_children
-from components.config.schema.recipe import Recipe
+from components.config.recipe import Recipe
 from components.config.suggestions import suggest
 from components.config.targets import read_signature
 from components.config.user_overrides import UserOverrides, is_open

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments, read_point
+from components.config.check import read_recipe
+from components.config.fingerprint import compute_fingerprint
 from components.config.parent import PARENT, check_parent, end_of, shrink_beginning, step_end
+from components.config.recipe import Recipe
 from components.config.schema.parent import Parent
-from components.config.schema.recipe import Recipe, read_recipe, read_section
+from components.config.validation import read_section
 from components.errors import RecipeError
 from components.run.disk import explained
 from components.run.folder import RunFolder, existing_run_folder
@@ -60,7 +63,11 @@ def settle_parent(
         if tree["scale"]["shrink"] != "none":
             full_tokens = composers.full(asked)["budget"]["total_tokens"]
             shrink_beginning(tree, meant, full_tokens, values)
-    if there is not None and meant is not None and there.fingerprint() != meant.fingerprint():
+    if (
+        there is not None
+        and meant is not None
+        and compute_fingerprint(there) != compute_fingerprint(meant)
+    ):
         problem = f"{begins.run} is a run of another recipe than {begins.recipe}"
         remedy = f"action=diff a={begins.recipe} b={begins.run} says what differs"
         raise RecipeError("from.run", problem, remedy)
@@ -70,7 +77,7 @@ def settle_parent(
             tree[PARENT] |= _merged(begins)
         wanted = tree[PARENT].get("at_tokens")
         tokens = end_of(parent) if wanted is None else step_end(parent, wanted)
-        settled = {"at_tokens": tokens, "fingerprint": parent.fingerprint()}
+        settled = {"at_tokens": tokens, "fingerprint": compute_fingerprint(parent)}
         _check_same(begins, settled)
         tree[PARENT] |= settled
     return parent

@@ -14,17 +14,18 @@ from cluster.scheduler import NoAnswerError, Scheduler, SchedulerError, check_pr
 from cluster.status import status_of
 from cluster.user import User, read_user
 from command.arguments import ROOT, Arguments
+from command.composition.parent_run import beginning_of
 from command.continuation import change_text, describe, renew_data
 from command.parent_data import check_parent_data
-from command.parent_run import beginning_of
 from command.prepared_data import prepare_data
-from command.tree.folders import create_child_folders
-from command.tree.nodes import root_of
+from command.run_tree.folders import create_child_folders
+from command.run_tree.nodes import root_of
 from components.checkpoint.metadata import newest_checkpoint
 from components.command_line import command_line
+from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.config.resolve import check_continues
 from components.config.rules.check import warnings_of
-from components.config.schema.recipe import Recipe, read_recipe
 from components.config.user_overrides import differences, leaves
 from components.data.files import write_atomically
 from components.errors import RecipeError

@@ -1,0 +1,1 @@
+"""Jobs: runs that are checked on the login node and submitted, and their status."""
