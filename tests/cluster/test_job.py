@@ -73,7 +73,7 @@ def test_a_smoke_job_of_the_miniature_deals_the_recipe_s_layout_to_its_ranks() -
 
 
 def test_the_chain_s_length_is_the_user_s_where_nobody_can_plan() -> None:
-    words = ("recipe=bloom560m", "cluster=jean_zay_v100")
+    words = ("recipe=lucie_7b", "cluster=jean_zay_h100")
     job = job_of(*words)
     assert job.jobs == 1
     assert job.notes[0].startswith("cluster.jobs: the plan lacks figures")

@@ -87,7 +87,7 @@ def test_numbers_are_those_of_the_recipe(tmp_path: Path) -> None:
     tree = tomllib.loads((folder / "playbook1b.toml").read_text("utf-8"))
     training, degrees = tree["training"], tree["parallelism"]
     assert training["global_batch_size"] * training["seq_len"] == 1_048_576
-    assert training["steps"] == 4
+    assert training["steps"] == 3
     assert degrees["data_parallel_shard_degree"] == 8
     assert degrees["data_parallel_replicate_degree"] == 1
     assert degrees["fsdp_reshard_after_forward"] == "always"

@@ -20,7 +20,8 @@ def test_the_page_is_written_and_named_after_the_tables(
     file = tmp_path / "new" / "plan.html"
     assert perform("plan", read_point([*WORDS, f"file={file}"])).status == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("memory")
+    assert shown[0] == "teuken7b on juwels, scale=full"
+    assert shown[2].startswith("memory")
     assert shown[-1] == str(file)
     assert "<title>teuken7b on juwels: plan</title>" in file.read_text("utf-8")
 

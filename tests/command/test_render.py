@@ -79,7 +79,7 @@ def test_a_note_says_what_the_plan_does_not_know(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    run(read_point(["recipe=bloom1b1", "cluster=jean_zay_v100", "site.account=a"]))
+    run(read_point(["recipe=lucie_7b", "cluster=jean_zay_h100", "site.account=a"]))
     assert capsys.readouterr().err.startswith("note: cluster.jobs: the plan lacks figures")
 
 

@@ -42,14 +42,15 @@ READ = _join({
     "checkpoint.": "every_tokens",
     "data.": "document_mask goldfish loss_after_eod mixture packing phases shares skip "
     "tokenizer_folder",
-    "model.": "_target_ dim dropout embedding_norm embedding_scale init_from logit_cap mtp "
-    "norm_placement num_layers padded_vocab_size parametrization tied_embeddings vocab_size "
+    "model.": "_target_ dense_mlp dim dropout embedding_norm embedding_scale init_from logit_cap "
+    "mtp norm_placement num_dense_layers num_layers padded_vocab_size parametrization tied_embeddings vocab_size "
     "z_loss",
-    "model.attention.": "_target_ bias dropout head_dim num_heads num_kv_heads qk_norm "
-    "qk_norm_over scale_dim windows",
+    "model.attention.": "_target_ bias dropout head_dim key_value_rank latent_norm num_heads "
+    "num_kv_heads qk_norm qk_norm_over query_rank rotary_dim scale_dim value_dim windows",
     "model.initialization.": "_target_ cutoff embedding_std head_std padding_row residual std",
     "model.mlp.": "_target_ activation auxiliary_loss auxiliary_scope bias ffn_dim gated "
-    "num_experts renormalize routing top_k z_loss",
+    "num_experts num_groups renormalize routing scores shared_ffn_dim top_groups top_k "
+    "weight_scale z_loss",
     "model.norm.": "_target_ bias center eps weight",
     "model.positions.": "_target_ base num_positions scaling skip_every",
     "optimizer.": "_target_ alpha alpha_warmup_tokens beta1 beta2 beta3 beta3_warmup_tokens "
@@ -198,6 +199,7 @@ def _check_targets(recipe: Recipe) -> Iterator[Check]:
         ("schedule.planned_tokens", not rates.get("planned_tokens"), "not written", "=null"),
         ("schedule.skipped_tokens", not rates.get("skipped_tokens"), "not written", "=0"),
         ("model.z_loss", not model.get("z_loss"), "it has cross-entropy alone", "=0.0"),
+        ("model.dense_mlp", not model.get("dense_mlp"), "all its layers are alike", "=null"),
         ("model.mtp", next_token, "it predicts the next token", "=null"),
         ("model.parametrization", one_rate, "all widths have one rate", "=null"),
         ("phases", not recipe.phases, "a run is the same from its begin to its end", "={}"),

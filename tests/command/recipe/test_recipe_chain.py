@@ -132,7 +132,7 @@ def test_self_says_where_a_recipe_s_own_keys_are_merged(work: Path) -> None:
         ("defaults: [./nope]", "r.yaml:1: defaults: there is no file"),
         ("defaults: [./bas]", "did you mean "),
         ("defaults: [./loop]", "r.yaml:1: defaults: cannot read"),
-        ("defaults: [teuken9b]", "there is no recipe 'teuken9b'\n  did you mean teuken7b?"),
+        ("defaults: [teuken9b]", "there is no recipe 'teuken9b'\n  similar names: teuken7b;"),
         ("defaults: [base]", "there is no recipe 'base'\n  write ./base"),
         ("defaults: [../outside/r]", "leads out of the folder of r.yaml, which was received"),
         ("defaults: [./linked/r]", "leads out of the folder of r.yaml, which was received"),
@@ -189,7 +189,7 @@ def test_a_name_of_none_is_answered_by_what_is_there(work: Path) -> None:
     write(work / "narrow.yaml", CHAIN["base"])
     assert refusal("recipe=narrow").endswith("write recipe=./narrow.yaml")
     assert refusal("recipe=./narrow.yml").endswith("\n  the path of a file ends in .yaml")
-    assert "did you mean teuken7b?" in refusal("recipe=teuken9b")
+    assert "similar names: teuken7b" in refusal("recipe=teuken9b")
 
 
 TWO = "data: {shares: {mine: 1.0}, sources: {mine: {stand_in: eu24/de}}}\n"

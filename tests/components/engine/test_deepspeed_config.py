@@ -90,7 +90,7 @@ def test_without_zero_clipping_is_not_left_to_deepspeed() -> None:
 
 def test_a_precision_that_deepspeed_has_not_is_refused_whatever_auto_stood_for() -> None:
     with pytest.raises(RecipeError, match=r"parallelism\.zero: 0, but in bfloat16"):
-        config("bloom560m", "bfloat16", "precision.compute=auto", "parallelism.zero=0")
+        config("teuken7b", "bfloat16", "precision.compute=auto", "parallelism.zero=0")
 
 
 def test_an_engine_that_is_not_installed_is_said_before_anything_is_written(

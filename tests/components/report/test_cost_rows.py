@@ -25,7 +25,7 @@ def test_every_part_of_the_days_has_a_row() -> None:
     assert rows["  evaluations"].endswith(", 89 of them")
     assert rows["  failures"].endswith(" failures")
     assert "2,467 GB each; best " in rows["checkpoints every"]
-    assert "checkpoint.every_tokens=31_" in rows["checkpoints every"]
+    assert "checkpoint.every_tokens=29_" in rows["checkpoints every"]
 
 
 def test_what_nobody_knows_has_no_row() -> None:
