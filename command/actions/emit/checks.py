@@ -42,9 +42,9 @@ READ = _join({
     "checkpoint.": "every_tokens",
     "data.": "document_mask goldfish loss_after_eod mixture packing phases shares skip "
     "tokenizer_folder",
-    "model.": "_target_ dense_mlp dim dropout embedding_norm embedding_scale init_from logit_cap "
-    "mtp norm_placement num_dense_layers num_layers padded_vocab_size parametrization tied_embeddings vocab_size "
-    "z_loss",
+    "model.": "_target_ dense_mlp dim dropout embedding_norm embedding_scale init_from "
+    "logit_cap mtp norm_placement num_dense_layers num_layers padded_vocab_size "
+    "parametrization tied_embeddings vocab_size z_loss",
     "model.attention.": "_target_ bias dropout head_dim key_value_rank latent_norm num_heads "
     "num_kv_heads qk_norm qk_norm_over query_rank rotary_dim scale_dim value_dim windows",
     "model.initialization.": "_target_ cutoff embedding_std head_std padding_row residual std",
