@@ -74,7 +74,11 @@ def layouts_of(arguments: Arguments) -> Iterator[Recipe]:
             raise RecipeError(key, f"a proof sets it to {value}", "leave it out")
     choices = {"scale": "parity"} | arguments.choices
     # Of a run with phases its first, unless another's keys are named in its place.
-    values = {"phases": {}} | arguments.values | FIXED
+    values = {"phases": {}} | arguments.values
+    parent = compose_recipe(replace(arguments, choices=choices, values=values)).parent
+    if parent is not None and parent.goes_on:  # a proof draws weights, and has no state
+        values["from.with"] = "weights"
+    values |= FIXED
     if named.covers("cluster.ranks") or not arguments.layouts:
         dealt = _composed(replace(arguments, choices=choices, values=values))
         if dealt.cluster.ranks == 1 and not named.covers("parallelism"):

@@ -189,18 +189,40 @@ def _shaped(model: Mapping[str, Any], width: int, layers: int, pieces: int) -> T
     heads = width // head_dim
     most = max(1, heads * keys // queries)
     ffn_width = width * model["mlp"]["ffn_dim"] / model["dim"]
-    return {
-        "dim": width,
-        "num_layers": layers,
-        "vocab_size": pieces,
-        "padded_vocab_size": -(-pieces // MULTIPLE) * MULTIPLE,
-        "attention": {
-            "num_heads": heads,
-            "num_kv_heads": max(n for n in divisors(heads) if n <= most),
-            "head_dim": head_dim,
-        },
-        "mlp": {"ffn_dim": max(1, math.ceil(ffn_width / MULTIPLE)) * MULTIPLE},
-    } | _first_weights(model, width)
+    return (
+        {
+            "dim": width,
+            "num_layers": layers,
+            "vocab_size": pieces,
+            "padded_vocab_size": -(-pieces // MULTIPLE) * MULTIPLE,
+            "attention": {
+                "num_heads": heads,
+                "num_kv_heads": max(n for n in divisors(heads) if n <= most),
+                "head_dim": head_dim,
+                **_latent(model, width, head_dim),
+            },
+            "mlp": {"ffn_dim": max(1, math.ceil(ffn_width / MULTIPLE)) * MULTIPLE},
+        }
+        | _dense_layers(model, layers)
+        | _first_weights(model, width)
+    )
+
+
+def _dense_layers(model: Mapping[str, Any], layers: int) -> Tree:
+    """Give the number of dense layers, so that one layer at least has experts."""
+    if model.get("dense_mlp") is None:
+        return {}
+    return {"num_dense_layers": min(model["num_dense_layers"], layers - 1)}
+
+
+def _latent(model: Mapping[str, Any], width: int, head_dim: int) -> Tree:
+    """Give the keys of latent attention: ranks by the width, rotations for half a head."""
+    attention = model["attention"]
+    if "key_value_rank" not in attention:
+        return {}
+    ranks = {key: attention[key] for key in ("query_rank", "key_value_rank") if attention[key]}
+    ranks = {key: max(1, rank * width // model["dim"]) for key, rank in ranks.items()}
+    return {**ranks, "rotary_dim": head_dim // 2, "value_dim": head_dim}
 
 
 def _first_weights(model: Mapping[str, Any], width: int) -> Tree:
@@ -236,7 +258,8 @@ def keep_lengths(full: Mapping[str, Any], total_tokens: int) -> Tree:
                 here = kept
                 for step in parents:
                     here = here.setdefault(step, {})
-                here[last] = value * total_tokens // reference
+                least = int(value > 0 and last != "warmup_tokens")
+                here[last] = max(least, value * total_tokens // reference)
     return kept
 
 
