@@ -70,7 +70,9 @@ def features(recipe: str, scale: str) -> Features:
 
 
 @pytest.mark.quick("teuken7b", "mula7b_a1b", "bloom560m", "gpt3b6", "playbook1b")
-@pytest.mark.parametrize("recipe", [name for name in published_recipes() if name not in NO_CLASS])
+@pytest.mark.parametrize(
+    "recipe", [name for name in published_recipes() if name not in NO_CLASS]
+)
 def test_every_recipe_and_its_miniature_have_the_same_class(recipe: str) -> None:
     full, mini = (choose_family(features(recipe, scale)) for scale in ("full", "mini"))
     assert full is mini
