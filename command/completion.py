@@ -144,9 +144,8 @@ def _keys(word: str, words: Sequence[str]) -> Iterator[str]:
 
 def _found(key: str, words: Sequence[str]) -> Any:
     """Compose what the words choose and set, and find a key; nothing where they are wrong."""
-    from command.composition.compose import (
-        compose_recipe,  # takes its time, and many words do without
-    )
+    # Slow, and not needed for most words.
+    from command.composition.compose import compose_recipe
     from command.recipe.recipe_file import find_target
     from command.sweeps.points import split_sweep
 

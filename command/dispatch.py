@@ -27,11 +27,12 @@ def dispatch(words: Sequence[str]) -> Status:
     sweeping, points = split_sweep(words)
     if not sweeping:
         return _act(points[0]).status
-    if submits(points) or trains(points):
-        from command.sweeps.runs import submit_all, train_all  # imports numpy and tokenizers
+    to_scheduler = submits(points)
+    if not (to_scheduler or trains(points)):
+        return _sweep(points)
+    from command.sweeps.runs import submit_all, train_all  # imports numpy and tokenizers
 
-        return submit_all(points) if submits(points) else train_all(points)
-    return _sweep(points)
+    return submit_all(points) if to_scheduler else train_all(points)
 
 
 def _sweep(points: Sequence[Sequence[str]]) -> Status:

@@ -19,7 +19,7 @@ from components.terminal import say
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """A run and the checkpoint of it that was asked for, found whole."""
+    """A run and its requested checkpoint, which is complete."""
 
     folder: RunFolder
     recipe: Recipe

@@ -280,8 +280,9 @@ def _write_one(folder: Path, record: TokenFileRecord, eod_id: int) -> Path:
     prefix = (folder / record.name).with_suffix("")
     source, target = folder / record.name, Path(f"{prefix}.bin")
     try:
-        target.unlink(missing_ok=True)
-        target.hardlink_to(source)
+        if not (target.exists() and target.samefile(source)):
+            target.unlink(missing_ok=True)
+            target.hardlink_to(source)
     except OSError:  # the file system has no second names
         with source.open("rb") as read, files.replace_atomically(target) as write:
             shutil.copyfileobj(read, write)

@@ -39,7 +39,7 @@ class ScriptFacts(BaseModel, extra="forbid"):
 
 
 class Difference(NamedTuple):
-    """A key, after the name of its phase, whose value in the recipe is not the file's."""
+    """A key, after the name of its phase, with different values in the file and the recipe."""
 
     key: str
     expected: Any
@@ -111,7 +111,7 @@ def _value_at(tree: Any, key: str) -> Any:
 
 @cache
 def _trees(name: str) -> dict[str, Any]:
-    """Return the recipe of the whole run under "", and those of its phases by their names."""
+    """Return the recipe of the whole run under "", and the recipes of its phases by name."""
     whole = recipe_at_home(name)
     trees: dict[str, Any] = {phase: as_json(own) for phase, own in recipes_of(whole).items()}
     trees[""] = as_json(whole)

@@ -99,8 +99,8 @@ def compared(row: Tree, studies: Tree) -> RowFigures:
 
 def _of_recipes(names: Sequence[str], keys: Sequence[str]) -> RowFigures:
     """Take published figures and predictions from the plans of recipes."""
-    told = [plan_at_home(name)["published"] for name in names]
-    found = [figures[key] for figures in told for key in keys if key in figures]
+    plans = [plan_at_home(name)["published"] for name in names]
+    found = [figures[key] for figures in plans for key in keys if key in figures]
     apart = [one["deviation"] for one in found if one.get("deviation") is not None]
     return RowFigures(published=len(found), deviations=apart)
 

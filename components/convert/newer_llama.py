@@ -95,7 +95,7 @@ class Qwen3(Llama):
 
 
 class Opensci(Qwen3):
-    """Qwen3 with biases in all linear layers; the class lies with its weights on the hub.
+    """Qwen3 with biases in all linear layers; the hub has its class next to the weights.
 
     The reference models of OpenEuroLLM and LAION, https://arxiv.org/abs/2509.09009.
     """

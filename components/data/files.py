@@ -88,7 +88,7 @@ def check_regular(path: Path, where: str) -> None:
 
 @contextmanager
 def writing(path: Path, *, suffix: str = "", is_folder: bool = False) -> Iterator[Path]:
-    """Create a hidden file or folder beside ``path`` to be renamed; remove it at the end.
+    """Create a hidden file or folder next to ``path`` to be renamed; remove it at the end.
 
     System errors name ``path``. Libraries in Rust put them into the text of their own error.
     The hidden place is locked while it is in use. A killed process leaves it without a lock,

@@ -25,8 +25,8 @@ class LatentAttention(Attention):
     keys are the same in all heads, and come without a norm. Values have ``value_dim``. Without
     a ``query_rank`` queries come from the hidden states. The squared magnitude of a rotation's
     scaling multiplies the scores of all channels, as DeepSeek's ``mscale_all_dim: 1`` does.
-    There is no bias, and no head shares the keys of another; other keys of an attention block
-    stand with the value that is nothing.
+    There is no bias, and no head shares the keys of another. The other settings of an attention
+    block have the value that switches them off.
     """
 
     def __init__(

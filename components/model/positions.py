@@ -133,8 +133,8 @@ class Rotary(Positions):
             magnitude = scaling.magnitude
         angles = torch.outer(places.float(), frequencies)[:, None]  # (seq, 1, half)
         cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
-        whole = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        return Rotation(cos=whole[0], sin=whole[1], magnitude=magnitude)
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return Rotation(cos=cos, sin=sin, magnitude=magnitude)
 
 
 class InterleavedRotary(Rotary):

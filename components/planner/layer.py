@@ -54,7 +54,7 @@ def _kept_selectively(job: TrainingJob) -> float:
     What a layer adds to its input last, unless a norm reads it, and shares that a collective
     adds up, are not kept (`components.model.kept`), nor what blocks gather; 4 bytes a head are
     attention's own, 12 the choice of an expert. Unfused attention multiplies queries and keys
-    in float32, and this product is kept.
+    in float32, and stores the product.
     """
     shape, layout, hidden = job.shape, job.layout, 2.0 * job.shape.dim
     attention, copies = shape.attention, (shape.mlp.top_k or 1) * layout.padding

@@ -112,7 +112,7 @@ class Undisturbed:
         shutil.rmtree(self.target, ignore_errors=True)
 
     def check_visible(self) -> bool:
-        """Hold that what looks finished is; tell whether all is."""
+        """Assert that files with final names are complete; return whether all are there."""
         found = self.files()
         visible = {name: found[name] for name in found if "/." not in f"/{name}"}
         assert visible.items() <= self.result.items()

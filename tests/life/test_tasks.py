@@ -179,6 +179,10 @@ def test_an_exported_folder_scores_the_same_without_its_run(
             "tasks.choice.metric_list: './metric.py' is no metric of lm-eval's own",
         ),
         (
+            CHOICE + "metric_list: [{metric: accuracy}]\n",
+            r"'accuracy' is no metric of lm-eval's own\n  known: .*\bacc\b",
+        ),
+        (
             CHOICE + "metric_list: [{metric: acc, hf_evaluate: true}]\n",
             "metric_list.0.hf_evaluate: input should be False",
         ),

@@ -1,6 +1,6 @@
 """EuroMoE, Prelude and Apertus' stages of long context: counts, rates, and how stages start.
 
-Values that stand in a script are compared from `tests/recipes/facts`; here are those that
+Values of a script are compared from `tests/recipes/facts`; here are the values that
 follow from several of them.
 """
 

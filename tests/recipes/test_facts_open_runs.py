@@ -1,6 +1,6 @@
 """Openly documented runs: what follows from several values of their scripts, cards and logs.
 
-Values that stand in a script are compared from `tests/recipes/facts`. Here are counts of
+Values of a script are compared from `tests/recipes/facts`. Here are counts of
 parameters, rates of steps and shares of mixtures, typed from the sources or counted from them.
 """
 
@@ -129,7 +129,7 @@ def rate(name: str, step: int) -> float:
         ("olmo2_32b", 721_901, 6.6232e-5),
         ("olmo2_32b", 721_901 + 11_921, 0.0),
         ("olmo3_7b", 2_000, 3.0e-4),
-        # HalfCosWithWarmup over 1,668,930 steps, of which the first 597,046 are skipped.
+        # HalfCosWithWarmup over 1,668,930 steps; the first 597,046 are skipped.
         ("olmo3_7b", 597_046, 1.65e-4),
         ("olmo3_7b", 1_000_000, 8.98340e-5),
         ("olmo3_7b", 1_413_813, 3.93253e-5),
