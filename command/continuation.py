@@ -6,7 +6,7 @@ from typing import Any
 
 from command.arguments import Arguments
 from command.composition.compose import compose_group
-from command.composition.parent_run import beginning_of
+from command.composition.parent_run import find_initial_checkpoint
 from command.prepared_data import prepare_data
 from command.recipe.path_checks import check_run_places
 from command.words import is_own, keys_of
@@ -49,7 +49,7 @@ def renew_data(folder: RunFolder, recipe: Recipe, arguments: Arguments) -> None:
     if not (folder.path / "data.json").exists():  # it was interrupted before it began
         describe(folder, data, arguments)
     if newest_checkpoint(folder.checkpoints) is None:
-        beginning_of(recipe)(folder)
+        find_initial_checkpoint(recipe)(folder)
     before = folder.data
     if data["key"] != before.key:
         remedy = f"put {Path(before.folder).name} back, or start a new run"

@@ -8,7 +8,7 @@ from typing import Any
 
 from command.arguments import ROOT, Arguments, groups
 from command.composition.compose import compose_full, compose_group
-from command.files.trusted_paths import NAME, lies_in_own_place
+from command.files.trusted_paths import NAME, is_trusted
 from command.new_recipe import material
 from command.new_recipe.material import GivenText
 from command.new_recipe.page import (
@@ -142,7 +142,7 @@ def check_trusted(new: PageRequest, weights: Path | None = None) -> None:
     named = new.text.patterns if new.text else []
     named += [material.as_written(folder) for folder in folders if folder]
     outside = [place for place in named if Path(place).is_absolute()]
-    if outside and not lies_in_own_place(new.file):
+    if outside and not is_trusted(new.file):
         problem = f"{new.file} is in no place of your own, where a recipe may name {outside[0]}"
         remedy = f"leave file= out: it is then written to {ROOT / 'recipes'}"
         raise RecipeError("file", problem, remedy)

@@ -5,7 +5,7 @@ from pathlib import Path
 from command.arguments import Arguments
 from command.comparison import told_after, told_before
 from command.composition.compose import compose_tree
-from command.composition.parent_run import beginning_of
+from command.composition.parent_run import find_initial_checkpoint
 from command.continuation import check_changes, describe, renew_data, reopen
 from command.outcome import ActionResult, Status
 from command.parent_data import check_parent_data
@@ -73,7 +73,7 @@ def run(arguments: Arguments) -> ActionResult:
         for remark in remarks(recipe, arguments):
             say(remark)
         _check_here(recipe)
-        begin = beginning_of(recipe)
+        begin = find_initial_checkpoint(recipe)
         data = prepare_data(recipe, arguments.site)
         check_parent_data(recipe, data)
         folder = create_run_folder(recipe, arguments.run)

@@ -8,7 +8,7 @@ from typing import Any
 from command.arguments import Arguments, read_point
 from command.comparison import print_differences, side_of_now, side_of_run
 from command.composition.compose import compose_recipe
-from command.files.trusted_paths import lies_in_own_place
+from command.files.trusted_paths import is_trusted
 from command.outcome import ActionResult, Status
 from command.recipe.lock_file import ReceivedLock, check_choices, read_given
 from command.recipe.path_checks import places_outside
@@ -39,7 +39,7 @@ def run(arguments: Arguments) -> ActionResult:
         recipe = _recompose(lock, file, arguments.values)
         # A received lock's author does not choose what is looked at.
         places = places_outside(recipe.model_dump(mode="json"), UserOverrides(arguments.values))
-        if (folder := places.get("data.folder")) and not lies_in_own_place(file):
+        if (folder := places.get("data.folder")) and not is_trusted(file):
             unseen.append(
                 f"prepared data are not looked for: data.folder={folder} leads out of the "
                 "working folder; if you trust it, name it yourself"

@@ -21,7 +21,7 @@ Composed = Callable[[Arguments, Mapping[str, Any]], tuple[Tree, Tree, Tree]]
 
 
 @dataclass(frozen=True)
-class GrownNode:
+class ComposedNode:
     """A node that has checkpoints: its recipe, and its tokens at full size."""
 
     recipe: Recipe
@@ -29,7 +29,7 @@ class GrownNode:
 
 
 @dataclass(frozen=True)
-class Trunk:
+class RootRun:
     """A run whose children are composed, and how the files of a child are grouped."""
 
     recipe: Recipe
@@ -38,7 +38,7 @@ class Trunk:
     compose: Composed
 
 
-def take_children(tree: Tree) -> dict[str, Child]:
+def pop_children(tree: Tree) -> dict[str, Child]:
     """Take the section out of a composed tree; its fields are checked.
 
     Raises:
@@ -53,13 +53,17 @@ def take_children(tree: Tree) -> dict[str, Child]:
     }
 
 
-def grow(trunk: Trunk, children: Mapping[str, Child]) -> tuple[Recipe, dict[str, Recipe]]:
+def compose_children(
+    trunk: RootRun, children: Mapping[str, Child]
+) -> tuple[Recipe, dict[str, Recipe]]:
     """Compose every child; return the trunk's recipe with them settled, and the runs' recipes.
 
     Raises:
         RecipeError: a child that does not compose, or cannot come from its parent, by its name.
     """
-    grown: dict[str | None, GrownNode] = {None: GrownNode(trunk.recipe, trunk.full_tokens)}
+    grown: dict[str | None, ComposedNode] = {
+        None: ComposedNode(trunk.recipe, trunk.full_tokens)
+    }
     settled: dict[str, Child] = {}
     for name in ordered(children):
         child, parent = children[name], grown[children[name].of]
@@ -98,7 +102,7 @@ def _with(recipe: Recipe, children: Mapping[str, Child]) -> Recipe:
     return check_recipe(tree)
 
 
-def _shrunk(trunk: Trunk, name: str, child: Child, parent: GrownNode) -> Child:
+def _shrunk(trunk: RootRun, name: str, child: Child, parent: ComposedNode) -> Child:
     """Give a node of a miniature its place, as a run that comes from one has it."""
     small, every = parent.recipe.budget.total_tokens, parent.recipe.checkpoint.every_tokens
     if parent.recipe.scale.shrink == "none" or small >= parent.full_tokens:
@@ -112,7 +116,7 @@ def _shrunk(trunk: Trunk, name: str, child: Child, parent: GrownNode) -> Child:
     return child.model_copy(update=found)
 
 
-def _run(trunk: Trunk, name: str, child: Child, parent: GrownNode) -> GrownNode:
+def _run(trunk: RootRun, name: str, child: Child, parent: ComposedNode) -> ComposedNode:
     """Compose the run of a child, its parent being known."""
     known, arguments = groups(), trunk.arguments
     chosen = {
@@ -150,4 +154,4 @@ def _run(trunk: Trunk, name: str, child: Child, parent: GrownNode) -> GrownNode:
         values.pop(f"{PARENT}.at_tokens")
     recipe = settle(tree, values, full)
     check_parent(recipe, parent.recipe)
-    return GrownNode(recipe, full_tokens)
+    return ComposedNode(recipe, full_tokens)

@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from command.arguments import COMMAND_KEYS, Arguments, groups
-from command.composition.children import Trunk, grow, take_children
-from command.composition.layout_search import Question, SearchResult, find_layout
-from command.composition.parent_run import Composers, checked, settle_parent
+from command.composition.children import RootRun, compose_children, pop_children
+from command.composition.layout_search import SearchProblem, SearchResult, find_layout
+from command.composition.parent_run import Composers, checked, resolve_parent
 from command.composition.settling import settle
 from command.files.trusted_paths import conf_folder
 from command.recipe import recipe_file
@@ -71,9 +71,9 @@ def compose_tree(
         return compose_searched(arguments).recipe, {}
     with _composed(arguments, anywhere=anywhere) as found:
         tree, values, full = found
-        children = take_children(tree)
+        children = pop_children(tree)
         strange = anywhere and places_outside(tree, UserOverrides(arguments.values))
-        parent = settle_parent(
+        parent = resolve_parent(
             tree, values, Composers(compose_recipe, compose_full), line, looks=not strange
         )
         recipe = checked(settle(tree, values, full, looks=not strange), parent)
@@ -82,11 +82,11 @@ def compose_tree(
 
         def regroup(own: Arguments, keys: Mapping[str, Any]) -> tuple[Tree, Tree, Tree]:
             with _composed(own, anywhere=anywhere, keys=keys) as found:
-                take_children(found[0])
+                pop_children(found[0])
                 return found
 
         tokens = full["budget"]["total_tokens"]
-        return grow(Trunk(recipe, arguments, tokens, regroup), children)
+        return compose_children(RootRun(recipe, arguments, tokens, regroup), children)
 
 
 def compose_searched(arguments: Arguments) -> SearchResult:
@@ -96,13 +96,13 @@ def compose_searched(arguments: Arguments) -> SearchResult:
         RecipeError: as above, or no layout fits.
     """
     with _composed(arguments) as (tree, values, full):
-        if take_children(tree):
+        if pop_children(tree):
             problem = "the layout is searched for, and each child has one of its own"
             raise RecipeError("children", problem, "name the degrees that action=plan finds")
-        parent = settle_parent(
+        parent = resolve_parent(
             tree, values, Composers(compose_recipe, compose_full), (), looks=True
         )
-        question = Question(tree, values, full)
+        question = SearchProblem(tree, values, full)
         found = find_layout(question, within_days=arguments.within_days)
         checked(found.recipe, parent)
         return found

@@ -31,7 +31,7 @@ PREFIX = "parallelism."
 DEGREES = (*SEARCHED, "data_shard")
 
 
-class Question:
+class SearchProblem:
     """A composed tree whose layout is open, and the keys that the user named in it.
 
     ``full`` is the tree before the user's keys went in: its degrees are the published ones.
@@ -79,7 +79,7 @@ class SearchResult:
     refusal: str
 
 
-def find_layout(question: Question, *, within_days: float | None) -> SearchResult:
+def find_layout(question: SearchProblem, *, within_days: float | None) -> SearchResult:
     """Search for the best layout on the nodes that are named, published or fewest in time.
 
     Raises:
@@ -103,7 +103,7 @@ def find_layout(question: Question, *, within_days: float | None) -> SearchResul
     return SearchResult(recipe=recipe, search=search, published=published, refusal=refusal)
 
 
-def _nodes(question: Question, within_days: float | None) -> int:
+def _nodes(question: SearchProblem, within_days: float | None) -> int:
     named, cluster = question.named, question.template.cluster
     if within_days is not None:
         return _nodes_in_time(question, within_days)
@@ -127,7 +127,7 @@ def _nodes(question: Question, within_days: float | None) -> int:
     return min(counts, key=lambda n: n * found[n][0].cost if found[n] else inf)
 
 
-def _nodes_in_time(question: Question, within_days: float) -> int:
+def _nodes_in_time(question: SearchProblem, within_days: float) -> int:
     for key in (NODES, RANKS):
         if key in question.named:
             problem = f"{within_days:g}, but {key} says how many nodes there are"
@@ -146,7 +146,7 @@ def _nodes_in_time(question: Question, within_days: float) -> int:
     )
 
 
-def _explain_nothing(question: Question, nodes: int, search: LayoutSearch) -> RecipeError:
+def _explain_nothing(question: SearchProblem, nodes: int, search: LayoutSearch) -> RecipeError:
     """Return whether rules, named keys or memory leave nothing, and the nearest way out."""
     where = f"{nodes:,} nodes of {question.template.cluster.name} ({search.ranks:,} ranks)"
     if not search.legal:
@@ -182,18 +182,18 @@ def _explain_nothing(question: Question, nodes: int, search: LayoutSearch) -> Re
     return RecipeError("parallelism", problem, remedy)
 
 
-def _written(question: Question, key: str) -> str:
+def _written(question: SearchProblem, key: str) -> str:
     return f"{PREFIX}{key}={getattr(question.template.parallelism, key)}"
 
 
-def _freeing(question: Question, nodes: int) -> list[str]:
+def _freeing(question: SearchProblem, nodes: int) -> list[str]:
     """Name the keys without any one of which there is a layout, or all if it takes several."""
     fixed, template = sorted(question.fixed), question.template
     alone = [key for key in fixed if has_layout(template, nodes, question.fixed - {key})]
     return alone or (fixed if fixed and has_layout(template, nodes, frozenset()) else [])
 
 
-def _nearest(question: Question, nodes: int) -> list[int]:
+def _nearest(question: SearchProblem, nodes: int) -> list[int]:
     cluster = question.template.cluster
     most = min(4 * nodes, most_nodes(cluster))
     taken = (count for count in range(1, most + 1) if takes_runs(cluster, count))

@@ -28,7 +28,7 @@ class Composers:
     full: Callable[[Arguments], Tree]
 
 
-def settle_parent(
+def resolve_parent(
     tree: Tree, values: Tree, composers: Composers, line: tuple[str, ...], *, looks: bool
 ) -> Recipe | None:
     """Put into ``tree`` the parent's fingerprint, and after which of its steps it is left.
@@ -134,7 +134,7 @@ def checked(recipe: Recipe, parent: Recipe | None) -> Recipe:
     return recipe
 
 
-def beginning_of(recipe: Recipe) -> Callable[[RunFolder], None]:
+def find_initial_checkpoint(recipe: Recipe) -> Callable[[RunFolder], None]:
     """Find the checkpoint that a run begins with; what is returned puts it into its folder.
 
     A run without a parent, and one that has a checkpoint of its own, needs none.

@@ -78,7 +78,7 @@ def _folders(group: str) -> list[Path]:
     ]
 
 
-def lies_in_own_place(file: Path) -> bool:
+def is_trusted(file: Path) -> bool:
     """Return whether a file really lies in a place of the user's own.
 
     Raises:
@@ -143,7 +143,7 @@ def _home() -> Path | None:
         return None
 
 
-def adoption(files: Sequence[Path]) -> str:
+def trust_command(files: Sequence[Path]) -> str:
     """Return the one command that makes received files the user's own."""
     moved = [real_path(file) for file in files]
     place = CLONE / "recipes"

@@ -22,6 +22,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from components.config.scale_down import scale_length
 from components.config.shape import ModelShape, divisors
 from components.config.user_overrides import leaves
 from components.errors import RecipeError
@@ -258,8 +259,7 @@ def keep_lengths(full: Mapping[str, Any], total_tokens: int) -> Tree:
                 here = kept
                 for step in parents:
                     here = here.setdefault(step, {})
-                least = int(value > 0 and last != "warmup_tokens")
-                here[last] = max(least, value * total_tokens // reference)
+                here[last] = scale_length(last, value, total_tokens, reference)
     return kept
 
 

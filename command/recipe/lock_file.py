@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments, check_option, groups
-from command.files.trusted_paths import lies_in_own_place
+from command.files.trusted_paths import is_trusted
 from command.files.yaml_file import ReceivedYaml, read_data
 from command.recipe.path_checks import refuse_outside
 from command.recipe.recipe_file import SECTIONS, check_content
@@ -65,7 +65,7 @@ def check_asked_place(lock: Lock, file: Path) -> None:
     try:
         check_recipe_place(lock.asked.recipe, "asked.recipe")
     except RecipeError:
-        if not lies_in_own_place(file):
+        if not is_trusted(file):
             raise
 
 

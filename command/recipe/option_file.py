@@ -12,7 +12,7 @@ from command.files.trusted_paths import (
     find_option,
     is_of_family,
     is_private_option,
-    lies_in_own_place,
+    is_trusted,
     option_names,
     real_path,
 )
@@ -56,7 +56,7 @@ def _follow(group: str, name: str, above: tuple[str, ...]) -> Iterator[StoredCon
     if name in above:
         problem = f"{group} {name!r} starts from itself: {' -> '.join((*above, name))}"
         raise RecipeError(group, problem, f"mend the defaults of {file}")
-    if is_private_option(file) and not lies_in_own_place(file):
+    if is_private_option(file) and not is_trusted(file):
         problem = f"{file} leads to {real_path(file)}, which is no place of yours"
         raise RecipeError(group, problem, "put a copy in the place of the link")
     sent = read_data(file, group)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments
-from command.files.trusted_paths import adoption
+from command.files.trusted_paths import trust_command
 from components.checkpoint.metadata import kept_tokens
 from components.command_line import command_line
 from components.config.check import read_recipe
@@ -49,7 +49,7 @@ def explain_received(error: RecipeError, files: Sequence[Path]) -> RecipeError:
     """Add to the refusal of a place whose it is, and the command that makes it the user's."""
     whose = " and ".join(file.name for file in files)
     problem = f"{error.problem}, and {whose} {'were' if files[1:] else 'was'} received"
-    way = f"{error.remedy}, or make it your own: {adoption(files)}"
+    way = f"{error.remedy}, or make it your own: {trust_command(files)}"
     return RecipeError(error.path, problem, way)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from command.files.trusted_paths import (
     RECIPE,
     find_option,
-    lies_in_own_place,
+    is_trusted,
     option_names,
     real_path,
 )
@@ -140,6 +140,6 @@ def refuse_elsewhere(file: Path, recipe: Path) -> None:
         RecipeError: it leads out of both, once links are followed.
     """
     real, places = real_path(file), (real_path(recipe).parent, real_path(Path.cwd()))
-    if not any(map(real.is_relative_to, places)) and not lies_in_own_place(recipe):
+    if not any(map(real.is_relative_to, places)) and not is_trusted(recipe):
         problem = f"{file} leads out of the folder of {recipe.name}, which was received"
         raise RecipeError("defaults", problem, "if you trust it, copy it beside that recipe")

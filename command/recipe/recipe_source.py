@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from command.files.trusted_paths import RECIPE, lies_in_own_place, option_names
+from command.files.trusted_paths import RECIPE, is_trusted, option_names
 from command.files.yaml_file import ReceivedYaml, tell_line
 from command.recipe.lock_file import ReceivedLock, read_given
 from command.recipe.path_checks import check_places, explain_received
@@ -42,7 +42,7 @@ class RecipeSource:
             check_places(tree, named)
         except RecipeError as error:
             files = dict.fromkeys(sent.file for sent in self.files)
-            if received := [file for file in files if not lies_in_own_place(file)]:
+            if received := [file for file in files if not is_trusted(file)]:
                 raise explain_received(error, received) from None
             check_places(tree, named, beside)
 

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from command.outcome import Status, print_result
 from command.study import runs
-from command.study.outcomes import NOT_YET, PointEnding, known_in
+from command.study.outcomes import PENDING, PointOutcome, read_figure_or_none
 from command.study.point_results import (
     PointResult,
     divide_figures,
@@ -31,10 +31,10 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
         RecipeError: the page has no place, or a result lacks what is compared.
     """
     plans = [runs.plan_point(asked, point) for point in study.points]
-    ended = [NOT_YET for _ in study.points]  # a plan needs no run
+    ended = [PENDING for _ in study.points]  # a plan needs no run
     try:
         if asked.action == "report":
-            ended = [runs.result_in(asked, point) or NOT_YET for point in study.points]
+            ended = [runs.result_in(asked, point) or PENDING for point in study.points]
         else:
             runner = runs.runner_of(asked)  # refuses what no plan knows
             ended = ended if asked.action == "plan" else run_points(study, runner)
@@ -56,11 +56,11 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
 def plan_points(asked: StudyRequest, study: ListedStudy) -> list[PointResult]:
     """Plan every point and run none; figures are divided by the baseline's."""
     plans = [runs.plan_point(asked, point) for point in study.points]
-    return _results(study, plans, [NOT_YET for _ in plans])
+    return _results(study, plans, [PENDING for _ in plans])
 
 
 def _results(
-    study: ListedStudy, plans: Sequence[PointEnding], ended: Sequence[PointEnding]
+    study: ListedStudy, plans: Sequence[PointOutcome], ended: Sequence[PointOutcome]
 ) -> list[PointResult]:
     """Set what was planned and run of each point beside each other."""
     return relative(study, [
@@ -78,13 +78,15 @@ def _results(
 
 
 def _columns(
-    study: ListedStudy, plan: PointEnding, run: PointEnding
+    study: ListedStudy, plan: PointOutcome, run: PointOutcome
 ) -> dict[str, float | None]:
     """Read the further figures of a point: the plan's over the result's, where both are."""
     found: dict[str, float | None] = {}
     for name, column in study.columns.items():
         planned, measured = (
-            known_in(one.found, key, f"columns.{name}") if key and one.found else None
+            read_figure_or_none(one.found, key, f"columns.{name}")
+            if key and one.found
+            else None
             for key, one in ((column.planned, plan), (column.measured, run))
         )
         if column.planned and column.measured:
@@ -119,11 +121,11 @@ def _first_reason(tried: Sequence[PointResult]) -> str:
     return next((one.why for one in tried if one.why), "none was planned or has been run")
 
 
-def run_points(study: ListedStudy, runner: runs.Runner) -> list[PointEnding]:
+def run_points(study: ListedStudy, runner: runs.Runner) -> list[PointOutcome]:
     """Keep as many runs under way as the study wants until every point has ended."""
-    ended: dict[int, PointEnding] = {}
+    ended: dict[int, PointOutcome] = {}
 
-    def finish(place: int, found: PointEnding) -> None:
+    def finish(place: int, found: PointOutcome) -> None:
         ended[place] = found
         runs.say_ended(len(ended), study.points[place], found)
 

@@ -8,7 +8,7 @@ from components.errors import RecipeError
 
 
 @dataclass(frozen=True)
-class PointEnding:
+class PointOutcome:
     """What became of a point: its figure, or why there is none, and all that was found."""
 
     figure: float | None
@@ -16,35 +16,35 @@ class PointEnding:
     found: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
-NOT_YET = PointEnding(None, "")
-Look = Callable[[], PointEnding | None]  # how a run ended; nothing as long as it has not
+PENDING = PointOutcome(None, "")
+Poll = Callable[[], PointOutcome | None]  # how a run ended; nothing as long as it has not
 
 
-def refused(error: RecipeError) -> PointEnding:
+def refused(error: RecipeError) -> PointOutcome:
     """Return the ending of a point that cannot be."""
-    return PointEnding(None, f"{error.path}: {error.problem}")
+    return PointOutcome(None, f"{error.path}: {error.problem}")
 
 
-def figure_in(tree: Mapping[str, Any], key: str, where: str) -> float:
+def read_figure(tree: Mapping[str, Any], key: str, where: str) -> float:
     """Read a number of a tree by its dotted key.
 
     Raises:
         RecipeError: there is none.
     """
-    figure = known_in(tree, key, where)
+    figure = read_figure_or_none(tree, key, where)
     if figure is None:
         raise _no_number(key, where)
     return figure
 
 
-def known_in(tree: Mapping[str, Any], key: str, where: str) -> float | None:
+def read_figure_or_none(tree: Mapping[str, Any], key: str, where: str) -> float | None:
     """Read a number, or nothing where the tree has null; keys with `` + `` between are added.
 
     Raises:
         RecipeError: there is no such key, or no number.
     """
     if " + " in key:
-        parts = [known_in(tree, part, where) for part in key.split(" + ")]
+        parts = [read_figure_or_none(tree, part, where) for part in key.split(" + ")]
         return None if None in parts else sum(filter(None, parts))
     node: Any = tree
     for step in key.split("."):

@@ -19,7 +19,7 @@ from command.composition.compose import compose_recipe
 from command.jobs.submission import SubmittedError, check_resubmission, check_run, submit_run
 from command.outcome import Status
 from command.perform import perform
-from command.study.outcomes import NOT_YET, Look, PointEnding, figure_in, refused
+from command.study.outcomes import PENDING, PointOutcome, Poll, read_figure, refused
 from command.study.request import StudyRequest
 from command.study.schema import ListedStudy, Point, QueueLimits, SearchStudy
 from components.config.check import read_recipe
@@ -35,7 +35,7 @@ from components.terminal import say
 
 _HELD_OUT = ("held_out.final", "held_out.final_unweighted")
 # Begins a point's run, or takes the one that is there; raises RecipeError if it cannot be.
-Runner = Callable[[Point], Look]
+Runner = Callable[[Point], Poll]
 
 
 def runner_of(asked: StudyRequest) -> Runner:
@@ -65,15 +65,15 @@ def measures_tokenizers(study: SearchStudy | ListedStudy) -> bool:
     return isinstance(study, ListedStudy) and study.measures == "tokenizers"
 
 
-def _plan(asked: StudyRequest, point: Point) -> Look:
+def _plan(asked: StudyRequest, point: Point) -> Poll:
     tree, why = _planned(asked, point)
     key = str(asked.study.objective.planned)
     if why:
-        return lambda: PointEnding(None, why)
-    return lambda: PointEnding(figure_in(tree, key, "objective.planned"), "", tree)
+        return lambda: PointOutcome(None, why)
+    return lambda: PointOutcome(read_figure(tree, key, "objective.planned"), "", tree)
 
 
-def _train(asked: StudyRequest, point: Point) -> Look:
+def _train(asked: StudyRequest, point: Point) -> Poll:
     """Train a point, or continue its run; an interrupted run interrupts the study.
 
     Raises:
@@ -91,7 +91,7 @@ def _train(asked: StudyRequest, point: Point) -> Look:
             ended = perform("auto", arguments)
         if ended.status in {Status.STOPPED, Status.INTERRUPTED}:
             raise KeyboardInterrupt
-    return lambda: result_in(asked, point) or PointEnding(None, "did not finish")
+    return lambda: result_in(asked, point) or PointOutcome(None, "did not finish")
 
 
 @dataclass(frozen=True)
@@ -102,17 +102,17 @@ class SubmittedRun:
     point: Point
     most: int | None
 
-    def __call__(self) -> PointEnding | None:
+    def __call__(self) -> PointOutcome | None:
         """Ask how it ended; nothing as long as it has not."""
         path = self.asked.folder_of(self.point)
         status = status_of(path, scheduler_for(read_recipe(path / "recipe.json").cluster))
         if status.queued is None or status.queued:  # the scheduler is silent, or busy
             return None
-        ended = PointEnding(None, f"{status.state}: {status.why}")
+        ended = PointOutcome(None, f"{status.state}: {status.why}")
         return result_in(self.asked, self.point) or ended
 
 
-def _submit(asked: StudyRequest, point: Point) -> Look:
+def _submit(asked: StudyRequest, point: Point) -> Poll:
     """Submit a point; a run that was submitted before is left as it is, however it ended.
 
     If its submission was cut short and the queue has no job of it, it is submitted again.
@@ -130,15 +130,15 @@ def _submit(asked: StudyRequest, point: Point) -> Look:
     return SubmittedRun(asked, point, settings.runs_at_once)
 
 
-def plan_point(asked: StudyRequest, point: Point) -> PointEnding:
+def plan_point(asked: StudyRequest, point: Point) -> PointOutcome:
     """Plan a point; what is refused has no figure, but a layout that does not fit has one."""
     key = asked.study.objective.planned
     if key is None and not (isinstance(asked.study, ListedStudy) and asked.study.needs_plans):
-        return NOT_YET
+        return PENDING
     try:
         tree, why = _planned(asked, point)
-        figure = None if key is None else figure_in(tree, key, "objective.planned")
-        return PointEnding(figure, why, tree)
+        figure = None if key is None else read_figure(tree, key, "objective.planned")
+        return PointOutcome(figure, why, tree)
     except RecipeError as error:
         return refused(error)
 
@@ -155,14 +155,14 @@ def _planned(asked: StudyRequest, point: Point) -> tuple[Mapping[str, Any], str]
 def run_all(
     start: Runner,
     points: Iterable[tuple[int, Point]],
-    finish: Callable[[int, PointEnding], None],
+    finish: Callable[[int, PointOutcome], None],
     queue: QueueLimits,
 ) -> None:
     """Keep as many runs under way as ``queue`` allows until every numbered point has ended.
 
     A queue of the cluster's may take fewer of one user.
     """
-    waiting, under_way = iter(points), dict[int, Look]()
+    waiting, under_way = iter(points), dict[int, Poll]()
     while True:
         for number, look in list(under_way.items()):
             if (ended := look()) is not None:
@@ -184,20 +184,20 @@ def run_all(
             return
 
 
-def _admitted(runs: Iterable[Look]) -> Iterator[int]:
+def _admitted(runs: Iterable[Poll]) -> Iterator[int]:
     """List how many runs together the queues of those under way take."""
     for run in runs:
         if isinstance(run, SubmittedRun) and run.most is not None:
             yield run.most
 
 
-def say_ended(number: int, point: Point, ended: PointEnding) -> None:
+def say_ended(number: int, point: Point, ended: PointOutcome) -> None:
     """Tell of a point that has ended."""
     figure = ended.why if ended.figure is None else f"{ended.figure:,.6g}"
     say(f"[{number}] {', '.join(f'{key}={value}' for key, value in point.items())}: {figure}")
 
 
-def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
+def result_in(asked: StudyRequest, point: Point) -> PointOutcome | None:
     """Read the figure of a point's run that has finished; nothing of one that has not.
 
     Raises:
@@ -217,22 +217,22 @@ def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
         return None
     diverged = f"{key} is no finite number: the run diverged"
     if key in results.get("not_finite", ()):  # earlier versions have no such list
-        return PointEnding(None, diverged)
+        return PointOutcome(None, diverged)
     if key in _HELD_OUT:
         ending = _held_out_in(results, key)
     else:
-        ending = PointEnding(figure_in(results, key, "objective.measured"), "", results)
+        ending = PointOutcome(read_figure(results, key, "objective.measured"), "", results)
     if ending.figure is not None and not math.isfinite(ending.figure):
-        return PointEnding(None, diverged)
+        return PointOutcome(None, diverged)
     return ending
 
 
-def _held_out_in(results: Mapping[str, Any], key: str) -> PointEnding:
+def _held_out_in(results: Mapping[str, Any], key: str) -> PointOutcome:
     """Read a held-out loss; an untrained model's or another mean stands for none."""
     held_out = HeldOutRecord.model_validate(results.get("held_out") or {})
     figure = getattr(held_out, key.removeprefix("held_out."))
     if figure is not None:
-        return PointEnding(figure, "", results)
+        return PointOutcome(figure, "", results)
     if held_out.by_source:  # an earlier version's
-        return PointEnding(None, f"{key} was not measured; held_out.final_unweighted was")
-    return PointEnding(None, f"{key}: no evaluation since step 0")
+        return PointOutcome(None, f"{key} was not measured; held_out.final_unweighted was")
+    return PointOutcome(None, f"{key}: no evaluation since step 0")

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from command.outcome import Status, print_result
 from command.study.journal import StudyJournal, distribution_of
-from command.study.outcomes import PointEnding
+from command.study.outcomes import PointOutcome
 from command.study.request import StudyRequest
 from command.study.runs import run_all, runner_of, say_ended
 from command.study.schema import Point, SearchStudy
@@ -69,7 +69,7 @@ def _draw(study: SearchStudy, trials: optuna.Study) -> Iterator[tuple[int, Point
         yield asked.number, asked.params
 
 
-def _close(trials: optuna.Study, number: int, ended: PointEnding) -> None:
+def _close(trials: optuna.Study, number: int, ended: PointOutcome) -> None:
     """Close a trial: one without a figure is pruned, which the sampler takes for the worst."""
     if ended.figure is None:
         trials.set_user_attr(str(number), ended.why)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from command.composition.compose import compose_recipe
-from command.study.outcomes import Look, PointEnding, figure_in
+from command.study.outcomes import PointOutcome, Poll, read_figure
 from command.study.request import StudyRequest
 from command.study.schema import TRAINED_ON, Point
 from components.build import build
@@ -17,7 +17,7 @@ from data_prep.fertility import EVERY, measure_tokenizer
 COUNTS = "fertility.json"
 
 
-def count_point(asked: StudyRequest, point: Point) -> Look:
+def count_point(asked: StudyRequest, point: Point) -> Poll:
     """Train the tokenizer of a point into its folder and count, unless that was done before.
 
     Raises:
@@ -43,7 +43,7 @@ def count_point(asked: StudyRequest, point: Point) -> Look:
     return lambda: counted_in(folder, key)
 
 
-def counted_in(folder: Path, key: str) -> PointEnding | None:
+def counted_in(folder: Path, key: str) -> PointOutcome | None:
     """Read what was counted of a point; nothing if it was not.
 
     Raises:
@@ -53,4 +53,4 @@ def counted_in(folder: Path, key: str) -> PointEnding | None:
         return None
     check_links(folder, "run")
     found = read_mapping(folder / COUNTS)
-    return PointEnding(figure_in(found, key, "objective.measured"), "", found)
+    return PointOutcome(read_figure(found, key, "objective.measured"), "", found)

@@ -208,6 +208,12 @@ def _shrink_ramp(budget: Any, before: Any, named: UserOverrides, reference: int)
     }
 
 
+def scale_length(path: str, tokens: int, total: int, reference: int) -> int:
+    """Return the same part of ``total`` tokens; of lengths only a warm-up may become 0."""
+    least = int(tokens > 0 and not path.endswith("warmup_tokens"))
+    return max(least, tokens * total // reference)
+
+
 def _shrink_lengths(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> None:
     """Give every length of schedule, optimizer and mixture the same share of the budget."""
     budget, reference = tree["budget"], _reference_tokens(full, rule)
@@ -215,8 +221,7 @@ def _shrink_lengths(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) 
     for section in ("schedule", "optimizer"):
         for path, value in list(leaves(tree[section], section)):
             if path.endswith("_tokens"):
-                least = int(value > 0 and not path.endswith("warmup_tokens"))
-                named.put(tree, path, max(least, value * total // reference))
+                named.put(tree, path, scale_length(path, value, total, reference))
     for path, value in leaves(tree["data"]["phases"], "data.phases"):
         if path.endswith(".from_tokens"):
             named.put(tree, path, max(1, value * total // full["budget"]["total_tokens"]))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from command.study.outcomes import PointEnding
+from command.study.outcomes import PointOutcome
 from command.study.request import ask
 from command.study.runs import result_in
 from components.errors import RecipeError
@@ -18,7 +18,7 @@ from tests.components.report.conftest import earlier_results_tree, results_tree
 POINT = {"optimizer.lr": 1.0e-5, "budget.global_batch_tokens": 256}
 
 
-def ending(folder: Path, results: dict[str, Any], key: str) -> PointEnding | None:
+def ending(folder: Path, results: dict[str, Any], key: str) -> PointOutcome | None:
     """Ask what became of a point whose run ended with these results."""
     objective = {"measured": key, "planned": None, "direction": "minimize"}
     (folder / "rates.yaml").write_text(yaml.safe_dump({**RATES, "objective": objective}))
@@ -35,7 +35,7 @@ def test_the_objective_is_the_loss_weighted_as_the_mixture_or_the_plain_mean(
     found = results_tree(60)
     for key in ("final", "final_unweighted"):
         given = ending(tmp_path, found, f"held_out.{key}")
-        assert given == PointEnding(found["held_out"][key], "")
+        assert given == PointOutcome(found["held_out"][key], "")
 
 
 @pytest.mark.parametrize("key", ["held_out.final", "held_out.final_unweighted"])
@@ -44,18 +44,18 @@ def test_a_point_without_an_evaluation_after_its_first_step_has_no_figure(
 ) -> None:
     found = results_tree(2)
     found["held_out"] |= {"final": None, "final_unweighted": None, "by_source": {}}
-    assert ending(tmp_path, found, key) == PointEnding(
+    assert ending(tmp_path, found, key) == PointOutcome(
         None, f"{key}: no evaluation since step 0"
     )
     earlier = earlier_results_tree(2, first=7.648, final=7.648)
     given = ending(tmp_path, earlier, key)
-    assert given == PointEnding(None, f"{key}: no evaluation since step 0")
+    assert given == PointOutcome(None, f"{key}: no evaluation since step 0")
 
 
 def test_a_point_of_an_earlier_version_is_not_compared_by_another_mean(tmp_path: Path) -> None:
     found = earlier_results_tree(60)
     given = ending(tmp_path, found, "held_out.final_unweighted")
-    assert given == PointEnding(found["held_out"]["final"], "")
+    assert given == PointOutcome(found["held_out"]["final"], "")
     given = ending(tmp_path, found, "held_out.final")
     assert given is not None
     assert given.figure is None
@@ -72,7 +72,7 @@ def test_a_point_that_diverged_has_no_figure(tmp_path: Path, key: str, value: fl
     """Results of earlier versions say NaN; later ones have null and list the key."""
     found, diverged = (
         results_tree(60),
-        PointEnding(None, f"{key} is no finite number: the run diverged"),
+        PointOutcome(None, f"{key} is no finite number: the run diverged"),
     )
     section, _, name = key.rpartition(".")
     (found[section] if section else found)[name] = value

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from command.study.journal import StudyJournal
-from command.study.outcomes import PointEnding
+from command.study.outcomes import PointOutcome
 from command.study.schema import SearchStudy
 from command.study.search import _close, _draw, _open_trials, _tried
 from command.study.study_file import check_study
@@ -35,7 +35,7 @@ def search(study: SearchStudy, file: Path) -> Any:
     for number, point in _draw(study, trials):
         assert 1e-5 <= float(point["optimizer.lr"]) <= 1e-2
         small = point["model.dim"] == 32
-        _close(trials, number, PointEnding(None if small else 1.0 + number, "too small"))
+        _close(trials, number, PointOutcome(None if small else 1.0 + number, "too small"))
     return trials
 
 

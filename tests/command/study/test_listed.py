@@ -18,7 +18,7 @@ from command.composition.compose import compose_recipe
 from command.main import main
 from command.outcome import ActionResult
 from command.study.listed import run_points
-from command.study.outcomes import PointEnding
+from command.study.outcomes import PointOutcome
 from command.study.request import ask
 from command.study.runs import runner_of
 from command.study.schema import ListedStudy
@@ -220,7 +220,7 @@ def test_no_more_runs_are_under_way_than_asked_for(
     asked: list[int] = []
     under_way: set[int] = set()
 
-    def start(point: Any) -> Callable[[], PointEnding | None]:
+    def start(point: Any) -> Callable[[], PointOutcome | None]:
         """Begin a run that ends at the fourth look; one batch is refused."""
         batch = point["budget.global_batch_tokens"]
         if batch == 320:
@@ -228,12 +228,12 @@ def test_no_more_runs_are_under_way_than_asked_for(
         under_way.add(batch)
         asked.append(len(under_way))
 
-        def look() -> PointEnding | None:
+        def look() -> PointOutcome | None:
             looks[batch] = looks.get(batch, 0) + 1
             if looks[batch] < 4:
                 return None
             under_way.remove(batch)
-            return PointEnding(float(batch), "")
+            return PointOutcome(float(batch), "")
 
         return look
 

@@ -9,7 +9,7 @@ import pytest
 from cluster.chain_events import SubmitEvent
 from cluster.records import Jobs, now
 from command.main import main
-from command.study.outcomes import Look, PointEnding
+from command.study.outcomes import PointOutcome, Poll
 from command.study.runs import SubmittedRun, run_all
 from command.study.schema import Point, QueueLimits
 from components.run.folder import RunFolder
@@ -28,9 +28,9 @@ class Waiting(SubmittedRun):
 
     asked_times: list[int] = field(default_factory=list)
 
-    def __call__(self) -> PointEnding | None:
+    def __call__(self) -> PointOutcome | None:
         self.asked_times.append(1)
-        return PointEnding(1.0, "") if len(self.asked_times) == 9 else None
+        return PointOutcome(1.0, "") if len(self.asked_times) == 9 else None
 
 
 @pytest.mark.parametrize(("most", "together"), [(None, 4), (9, 4), (2, 2), (1, 1)])
@@ -41,12 +41,12 @@ def test_a_study_has_no_more_runs_under_way_than_their_queue_takes(
     ended: list[int] = []
     seen: list[int] = []
 
-    def start(point: Point) -> Look:
+    def start(point: Point) -> Poll:
         begun.append(1)
         seen.append(len(begun) - len(ended))
         return Waiting(cast("StudyRequest", None), point, most)
 
-    def finish(number: int, ending: PointEnding) -> None:
+    def finish(number: int, ending: PointOutcome) -> None:
         ended.append(number)
 
     points = [(number, {"budget.seed": number}) for number in range(7)]

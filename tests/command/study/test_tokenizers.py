@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Engine
 
 from command.arguments import ROOT
 from command.main import main
-from command.study.outcomes import known_in
+from command.study.outcomes import read_figure_or_none
 from command.study.study_file import check_study
 from components.errors import RecipeError
 from data_prep.sources import choose_split, measure_groups, open_embedded
@@ -193,11 +193,14 @@ def test_no_plan_knows_fertility(
 
 def test_what_a_column_names_is_a_number_or_not_known() -> None:
     found = {"bill": None, "time": {"mfu": 0.5, "hfu": None}, "name": "x"}
-    assert known_in(found, "time.mfu", "columns.a") == 0.5
-    assert (known_in(found, "bill.days", ""), known_in(found, "time.hfu", "")) == (None, None)
-    assert known_in(found, "time.mfu + time.mfu", "") == 1.0
-    assert known_in(found, "time.mfu + time.hfu", "") is None
+    assert read_figure_or_none(found, "time.mfu", "columns.a") == 0.5
+    assert (
+        read_figure_or_none(found, "bill.days", ""),
+        read_figure_or_none(found, "time.hfu", ""),
+    ) == (None, None)
+    assert read_figure_or_none(found, "time.mfu + time.mfu", "") == 1.0
+    assert read_figure_or_none(found, "time.mfu + time.hfu", "") is None
     for key in ("name", "time.step", "time.mfu.deeper", "time"):
         with pytest.raises(RecipeError, match=f"{key} is no number there") as caught:
-            known_in(found, key, "columns.a")
+            read_figure_or_none(found, key, "columns.a")
         assert caught.value.path == "columns.a"

@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 
 from command.arguments import ROOT, groups, read_point
 from command.composition.compose import compose_recipe
-from command.files.trusted_paths import lies_in_own_place
+from command.files.trusted_paths import is_trusted
 from command.main import main
 from command.sweeps.points import submits
 from components.errors import RecipeError
@@ -203,7 +203,7 @@ def test_a_relative_configuration_folder_is_no_place(
     monkeypatch.setenv("XDG_CONFIG_HOME", ".")
     monkeypatch.setenv("HOME", str(work / "home"))
     file = write(work / "kochbuch" / "recipes" / "mine.yaml")
-    assert not lies_in_own_place(file)
+    assert not is_trusted(file)
     assert "mine" not in groups()["recipe"]
 
 
