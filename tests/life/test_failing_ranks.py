@@ -35,9 +35,12 @@ def spoil(file: Path) -> None:
 
 
 def damage_data(run: Path, damage: Callable[[Path], None]) -> None:
-    """Damage the rare source's tokens after they were checked, before a rank opens them."""
+    """Damage the rare source's tokens after they were checked, before a rank opens them.
+
+    The folder of the ranks' logs is made by their agent, which starts after the last check.
+    """
     last = time.monotonic() + LONGEST_PREPARATION_SECONDS
-    while not (run / "data.json").exists():
+    while not (run / "ranks").exists():
         assert time.monotonic() < last
         time.sleep(0.02)
     data = Path(json.loads((run / "data.json").read_text())["folder"])
