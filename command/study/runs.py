@@ -84,7 +84,8 @@ def _train(asked: StudyRequest, point: Point) -> Poll:
     if (path / "recipe.json").exists():
         check_continues(read_recipe(path / "recipe.json"), recipe, path)
     if result_in(asked, point) is None:
-        share_script(asked.folder)
+        if recipe.cluster.scheduler == "none":  # a submission checks more before it writes
+            share_script(asked.folder)
         if path.exists():
             arguments = read_point([f"resume={path}"])
         with redirect_stdout(sys.stderr):  # standard output is the study's

@@ -90,6 +90,17 @@ def test_a_point_does_not_take_the_run_of_another_recipe(folder: Path) -> None:
         runner_of(asked)(point)
 
 
+def test_a_point_that_a_site_refuses_to_submit_writes_nothing(folder: Path) -> None:
+    study = RATES | {"cluster": "smng_p2", "grid": {"budget.seed": [1]}, "set": {}}
+    study |= {"products": {}, "published": RATES["published"] | {"values": []}}
+    study["figure"] = RATES["figure"] | {"x": ["budget.seed"]}
+    asked = ask([write(folder, study), "action=train", f"run={folder / 'runs'}"])
+    assert isinstance(asked.study, ListedStudy)
+    with pytest.raises(RecipeError, match=r"site\.account: not set"):
+        runner_of(asked)(asked.study.points[0])
+    assert not (folder / "runs").exists()
+
+
 def test_a_text_in_braces_sets_the_keys_of_a_part(tmp_path: Path) -> None:
     part = "{_target_: components.model.positions.Learned, num_positions: 64}"
     file = tmp_path / "rates.yaml"
