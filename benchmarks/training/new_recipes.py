@@ -177,6 +177,10 @@ def call(home: Path, *words: str) -> None:
         raise RuntimeError(f"{words} ended with {done.returncode}: {done.stderr[-2_000:]}")
 
 
+class TooShortError(Exception):
+    """A text does not support the largest size."""
+
+
 def text_file(home: Path, name: str, size: str) -> Path:
     """Return where a text lies; that of the largest size is longer."""
     return home / f"{name}{'_large' if size == LARGEST else ''}.jsonl"
@@ -216,7 +220,11 @@ def train(home: Path, recipe: Recipe, seed: int) -> dict[str, list[float]]:
 
 
 def measure(home: Path, name: str, size: str, seed: int, kept: Mapping[Key, Row]) -> Row | None:
-    """Train one recipe from one seed; nothing where that is kept, or the text is too short."""
+    """Train one recipe from one seed; return None if the run is kept already.
+
+    Raises:
+        TooShortError: the text has fewer tokens in its recipe's budget than parameters.
+    """
     recipe = write_recipe(home, name, size)
     recipe_hash = fingerprints(recipe.model_dump(mode="json"), [KeyGroup.MATHEMATICS])
     old = kept.get((name, size, seed))
@@ -224,7 +232,7 @@ def measure(home: Path, name: str, size: str, seed: int, kept: Mapping[Key, Row]
         return None
     parameters = recipe.derived.parameters.total
     if size == LARGEST and recipe.budget.total_tokens < parameters:
-        return None
+        raise TooShortError
     losses = train(home, recipe, seed)
     return {
         "text": name,
@@ -244,7 +252,7 @@ def measure(home: Path, name: str, size: str, seed: int, kept: Mapping[Key, Row]
     }
 
 
-def keep(rows: Mapping[Key, Row]) -> None:
+def keep(rows: Mapping[Key, Row], too_short: set[str]) -> None:
     """Keep the runs that have ended, with how they were measured."""
     said = circumstances(
         peer="none: a run is held against its own running minimum",
@@ -256,7 +264,12 @@ def keep(rows: Mapping[Key, Row]) -> None:
     )
     tree = said | {
         "highest_rise": max(row["rise"] for row in rows.values()),
-        "missing": [" ".join(map(str, key)) for key in choose_runs([]) if key not in rows],
+        "too_short_for_the_largest": sorted(too_short),
+        "missing": [
+            " ".join(map(str, key))
+            for key in choose_runs([])
+            if key not in rows and not (key[1] == LARGEST and key[0] in too_short)
+        ],
         "rows": [rows[key] for key in sorted(rows)],
     }
     with replace_atomically(RESULT) as file:
@@ -282,14 +295,21 @@ def choose_runs(words: Sequence[str]) -> list[Key]:
 def main(words: Sequence[str]) -> int:
     """Run what is not kept yet, keep each run at once, and say if the claim holds."""
     chosen = choose_runs(words)
-    old = json.loads(RESULT.read_text("utf-8"))["rows"] if RESULT.exists() else []
-    rows: dict[Key, Row] = {(row["text"], row["size"], row["seed"]): row for row in old}
+    old = json.loads(RESULT.read_text("utf-8")) if RESULT.exists() else {"rows": []}
+    rows: dict[Key, Row] = {(row["text"], row["size"], row["seed"]): row for row in old["rows"]}
+    too_short = set(old.get("too_short_for_the_largest", []))
     with tempfile.TemporaryDirectory() as folder:
         for key in chosen:
-            if (row := measure(Path(folder), *key, rows)) is not None:
+            try:
+                row = measure(Path(folder), *key, rows)
+            except TooShortError:
+                too_short.add(key[0])
+                continue
+            if row is not None:
                 rows[key] = row
                 say(f"{key}: {row['rise']:.3f} above the minimum, lr {row['lr']}")
-                keep(rows)
+                keep(rows, too_short)
+        keep(rows, too_short)
     return int(any(rows[key]["rise"] > MOST_RISE for key in chosen if key in rows))
 
 
