@@ -23,6 +23,7 @@ FORMS = {
     "greater_than_equal": "write {ge:g} or more",
     "less_than": "write a number below {lt:g}",
     "less_than_equal": "write {le:g} or less",
+    "finite_number": "write a finite number",
     "int_type": "write a whole number, as 8 or 1_000_000",
     "float_type": "write a number, as 0.5 or 3e-4",
     "bool_type": "write {where}=true or {where}=false",

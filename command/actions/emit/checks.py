@@ -7,10 +7,10 @@ that is none of these is newer than the two tables below; it is refused, not sil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from components.config.model_spec.decoder import DecoderSpec
 from components.config.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.user_overrides import leaves
-from components.convert.features import Features
 from components.errors import RecipeError
 
 VERSION = "0.2.2"
@@ -76,7 +76,7 @@ AS_IS = "a model with what torchtitan's Llama 3 lacks can only be trained here"
 ONE_STD = "all maps begin with one deviation"
 
 
-def check_recipe(recipe: Recipe, features: Features) -> None:
+def check_recipe(recipe: Recipe, features: DecoderSpec) -> None:
     """Raise a RecipeError that lists every key that torchtitan cannot train."""
     checks = [
         *_check_model(features),
@@ -113,7 +113,7 @@ def class_of(node: Mapping[str, Any]) -> str:
     return str(node["_target_"]).rpartition(".")[2]
 
 
-def _check_model(m: Features) -> Iterator[Check]:
+def _check_model(m: DecoderSpec) -> Iterator[Check]:
     """Compare with torchtitan's Llama 3."""
     from components.convert.llama import Llama  # imports torch
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from command.composition.compose import compose_defaults
+from components.config.part_nodes import read_decoder
 from components.convert.config_json import check_same, read_config
 from components.convert.family import all_families, choose_family
-from components.convert.features import read_features
 from components.convert.folder import make_config
 from components.convert.llama import SAME_NORM, Llama
 from components.convert.newer_llama import Qwen3
@@ -42,7 +42,7 @@ def resolved(section: Section, norm: Section) -> Section:
 
 
 def test_what_is_exported_is_imported_again(section: Section, tmp_path: Path) -> None:
-    features = read_features(section)
+    features = read_decoder(section)
     family = choose_family(features)
     rows = features.vocab_size
     config = make_config(
@@ -56,9 +56,9 @@ def test_what_is_exported_is_imported_again(section: Section, tmp_path: Path) ->
     whole |= {"vocab_size": rows, "padded_vocab_size": features.padded_vocab_size}
     whole = resolved(whole, whole["norm"])
     check_same(found, whole)
-    again = read_features(whole)
-    std = again.initialization["std"]
-    assert std == features.initialization["std"]
+    again = read_decoder(whole)
+    std = again.initialization.std
+    assert std == features.initialization.std
     assert again.model_copy(update={"initialization": features.initialization}) == features
 
 

@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensorMode
 from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
+from components.config.model_spec.feed_forward import ExpertsSpec
 from components.errors import RecipeError
 from components.model import moe
 from components.model.expert_products import Matrices, grouped_products, loop, sorted_products
@@ -30,7 +31,6 @@ MIXES: list[Mix] = [sorted_products, grouped_products]
 def experts(**changes: Any) -> Experts:
     torch.manual_seed(0)
     settings: dict[str, Any] = {
-        "dim": DIM,
         "num_experts": NUM_EXPERTS,
         "top_k": TOP_K,
         "ffn_dim": FFN_DIM,
@@ -43,7 +43,7 @@ def experts(**changes: Any) -> Experts:
         "z_loss": 0.0,
         "path": "auto",
     }
-    return Experts(**settings | changes)
+    return Experts(ExpertsSpec(**settings | changes), dim=DIM)
 
 
 def matrices(*, gated: bool, activation: str, dtype: torch.dtype) -> Matrices:
