@@ -44,6 +44,10 @@ def read_section(kind: type[S], tree: Mapping[str, Any], path: str) -> S:
     except ValidationError as failure:
         # A misspelt key first: what is missing beside it is that.
         errors = sorted(failure.errors(), key=lambda error: error["type"] != "extra_forbidden")
+        for error in errors:
+            raised = error.get("ctx", {}).get("error")
+            if isinstance(raised, RecipeError):  # a validator knows more than pydantic
+                raise raised from None
         found = [_told(error, kind, path) for error in errors]
     where, problem, _ = found[0]
     others = [f"{place}: {what}" for place, what, _ in found[1:]]

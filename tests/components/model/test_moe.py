@@ -13,7 +13,6 @@ from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
 from components.config.model_spec.feed_forward import ExpertsSpec
-from components.errors import RecipeError
 from components.model import moe
 from components.model.expert_products import Matrices, grouped_products, loop, sorted_products
 from components.model.mlp import ACTIVATIONS
@@ -271,9 +270,3 @@ def test_stacks_start_like_linear_maps() -> None:
     largest = experts().up.weight.abs().max().item()
     assert 0.99 * bound < largest <= bound
     assert nn.Linear(DIM, 50).weight.abs().max().item() <= bound
-
-
-@pytest.mark.parametrize("top_k", [0, 8])
-def test_rejects_more_experts_a_token_than_there_are(top_k: int) -> None:
-    with pytest.raises(RecipeError, match=rf"mlp.top_k: {top_k} experts.*\n.*choose 1 to 7"):
-        experts(top_k=top_k)

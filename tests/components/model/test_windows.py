@@ -14,11 +14,12 @@ from components.attention_backends import BACKENDS
 from components.attention_windows import window_of
 from components.config.model_spec.positions import AlibiSpec, PositionsSpec, RotarySpec
 from components.config.model_spec.rotary_scaling import LinearScalingSpec, YarnScalingSpec
+from components.config.part_nodes import check_nodes
 from components.errors import RecipeError
 from components.model.attention import AttentionCore, ForwardScope
 from components.model.decoder import Decoder
 from components.model.masks import CausalMask
-from components.model.positions import Alibi, Placement, Rotary
+from components.model.positions import Placement, Rotary
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.test_masks import packed
@@ -33,6 +34,18 @@ def test_a_pattern_begins_anew_at_its_end() -> None:
     assert windows == [7, 5, None, 7, 5, None, 7]
 
 
+ATTENTION = {
+    "_target_": "components.model.attention.Attention",
+    "_partial_": True,
+    **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim"), 2),
+    "bias": False,
+    "qk_norm": None,
+    "layer_scaling": False,
+    "dropout": 0.0,
+    "backends": ["flex"],
+}
+
+
 @pytest.mark.parametrize(
     ("windows", "message"),
     [
@@ -42,11 +55,9 @@ def test_a_pattern_begins_anew_at_its_end() -> None:
         ([True], r"windows\[0\]: True is neither"),
     ],
 )
-def test_what_is_no_window_is_refused(
-    small_decoder: Build, windows: list[object], message: str
-) -> None:
+def test_what_is_no_window_is_refused(windows: list[object], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        small_decoder(windows=windows)
+        check_nodes({"model": {"attention": {**ATTENTION, "windows": windows}}})
 
 
 @pytest.mark.parametrize("window", [1, 3, LENGTH - 1])
@@ -64,7 +75,7 @@ def test_a_query_sees_itself_and_as_many_keys_as_make_the_window(window: int) ->
             torch.testing.assert_close(mixed[1, 2, query], expected)
 
 
-@pytest.mark.parametrize("kind", [RotarySpec(base=10_000.0), Alibi])
+@pytest.mark.parametrize("kind", [RotarySpec(base=10_000.0), AlibiSpec()])
 @pytest.mark.parametrize("documents", [None, packed([[5, 1, 14], [9, 10, 1]])])
 def test_flex_and_dense_masks_agree_in_every_layer(
     small_decoder: Build, kind: PositionsSpec, documents: Tensor | None
