@@ -11,10 +11,10 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, cast, get_args, get_origin
 
-from components.config import model_spec, optimizer_spec, schedule_spec, tokenizer_spec
+from components.config import model_spec, optim_spec, tokenizer_spec
 from components.config.model_spec.decoder import DecoderSpec
-from components.config.optimizer_spec import OptimizerSpec
-from components.config.schedule_spec import ScheduleSpec
+from components.config.optim_spec.optimizers import OptimizerSpec
+from components.config.optim_spec.schedules import ScheduleSpec
 from components.config.schema.part import ModelPartSpec, PartSpec
 from components.config.schema.types import choices_of
 from components.config.suggestions import nearest, suggest
@@ -36,9 +36,10 @@ OF_PHASE = re.compile(r"^phases\.[^.]+\.")
 @cache
 def all_specs() -> Mapping[str, type[PartSpec]]:
     """Find the specifications by the class that each describes."""
-    modules = [optimizer_spec, schedule_spec, tokenizer_spec]
-    for module in iter_modules(model_spec.__path__, f"{model_spec.__name__}."):
-        modules.append(import_module(module.name))
+    modules = [tokenizer_spec]
+    for package in (model_spec, optim_spec):
+        found = iter_modules(package.__path__, f"{package.__name__}.")
+        modules += [import_module(module.name) for module in found]
     members = [member for module in modules for member in vars(module).values()]
     specs = [kind for kind in members if isinstance(kind, type) and issubclass(kind, PartSpec)]
     return {kind.target: kind for kind in specs if kind.target}

@@ -10,7 +10,7 @@ import math
 from itertools import accumulate
 from typing import Protocol, cast, runtime_checkable
 
-from components.config.schedule_spec import (
+from components.config.optim_spec.schedules import (
     ChainSpec,
     ConstantSpec,
     CosineSpec,

@@ -13,10 +13,10 @@ from command.actions.emit.checks import VERSION, check_recipe, class_of
 from command.arguments import Arguments
 from command.composition.compose import compose_recipe
 from components.config.model_spec.decoder import DecoderSpec
-from components.config.part_nodes import read_decoder
+from components.config.part_nodes import read_decoder as read_decoder
 from components.config.recipe import Recipe
 from components.config.schema.sections import Parallelism
-from components.config.schema.types import thaw
+from components.config.schema.types import thaw as thaw
 from components.data.files import create_folder
 from components.errors import RecipeError
 from components.terminal import say, tell
@@ -58,7 +58,7 @@ def write_files(recipe: Recipe, command: str) -> dict[str, str]:
     Raises:
         RecipeError: torchtitan cannot train the recipe.
     """
-    features = read_decoder(thaw(recipe.model))
+    features = recipe.shape
     check_recipe(recipe, features)
     return {
         f"{recipe.name}.toml": _write_toml(command, _list_sections(recipe)),

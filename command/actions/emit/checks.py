@@ -135,13 +135,13 @@ def _check_model(m: DecoderSpec) -> Iterator[Check]:
 
 
 def _check_initialization(recipe: Recipe) -> Iterator[Check]:
-    first, prefix = recipe.model["initialization"], "model.initialization"
-    row = first.get("padding_row") is None
+    first, prefix = recipe.shape.initialization, "model.initialization"
+    row = first.padding_row is None
     yield f"{prefix}.padding_row", row, "no row begins at 0", "=null"
     for key in ("embedding_std", "head_std"):
-        yield f"{prefix}.{key}", first.get(key) in {None, first["std"]}, ONE_STD, "=null"
-    yield f"{prefix}.std", first["std"] != "fan_in", ONE_STD, "=0.02"
-    yield f"{prefix}.residual", first["residual"] != "zero", "none is 0", "=plain"
+        yield f"{prefix}.{key}", getattr(first, key) in {None, first.std}, ONE_STD, "=null"
+    yield f"{prefix}.std", first.std != "fan_in", ONE_STD, "=0.02"
+    yield f"{prefix}.residual", first.residual != "zero", "none is 0", "=plain"
 
 
 def _check_classes(recipe: Recipe) -> Iterator[Check]:
@@ -164,7 +164,7 @@ def _check_training(recipe: Recipe) -> Iterator[Check]:
     summed = precision.reduce == precision.accumulate == "float32"
     sums = "set precision.reduce=float32 precision.accumulate=float32"
     master = precision.master in {"auto", "float32"}
-    fresh = recipe.model["init_from"] == "none"
+    fresh = recipe.shape.init_from == "none"
     by_hand = "=none, and name them there by hand"
     yield from (
         ("optimizer", name == "AdamW", f"it has AdamW, not {name}", "=adamw"),
@@ -183,13 +183,13 @@ def _check_training(recipe: Recipe) -> Iterator[Check]:
 
 def _check_targets(recipe: Recipe) -> Iterator[Check]:
     """Check which tokens a step predicts, and that the run never changes."""
-    data, rates, model = recipe.data, recipe.schedule, recipe.model
+    data, rates, model = recipe.data, recipe.schedule, recipe.shape
     plain, joined = data.goldfish == "none", data.packing == "concatenate"
     masked = "it finds documents by its own end of text"
     alone = recipe.parent is None
     other = "it begins with first weights, not with another run's"
     export = "export the parent, and name its weights there by hand"
-    next_token, one_rate = model.get("mtp") is None, model.get("parametrization") is None
+    next_token, one_rate = model.mtp is None, model.parametrization is None
     yield from (
         ("data.document_mask", not data.document_mask, masked, "=false"),
         ("data.goldfish", plain, "all targets count", "=none"),
@@ -198,8 +198,8 @@ def _check_targets(recipe: Recipe) -> Iterator[Check]:
         ("data.skip", not data.skip, "it leaves no sample out", "=[]"),
         ("schedule.planned_tokens", not rates.get("planned_tokens"), "not written", "=null"),
         ("schedule.skipped_tokens", not rates.get("skipped_tokens"), "not written", "=0"),
-        ("model.z_loss", not model.get("z_loss"), "it has cross-entropy alone", "=0.0"),
-        ("model.dense_mlp", not model.get("dense_mlp"), "all its layers are alike", "=null"),
+        ("model.z_loss", not model.z_loss, "it has cross-entropy alone", "=0.0"),
+        ("model.dense_mlp", model.dense_mlp is None, "all its layers are alike", "=null"),
         ("model.mtp", next_token, "it predicts the next token", "=null"),
         ("model.parametrization", one_rate, "all widths have one rate", "=null"),
         ("phases", not recipe.phases, "a run is the same from its begin to its end", "={}"),
