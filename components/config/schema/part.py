@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, TypeVar
 
+from pydantic import ConfigDict
+
 from components.config.schema.types import Section
 from components.ranges import NamesPlace
 
@@ -26,6 +28,8 @@ Absent = Annotated[T, AbsentFeature()]
 class PartSpec(Section):
     """Settings of one part; ``target`` is the class that is built from them."""
 
+    # A recipe names a third of the parts: the validators of the others are never built.
+    model_config = ConfigDict(defer_build=True)
     target: ClassVar[str] = ""
     is_partial: ClassVar[bool] = False  # whether the node says ``_partial_: true``
 
