@@ -1,9 +1,4 @@
-"""Ranges of numbers, and places of files, as constructors in a recipe annotate arguments.
-
-A constructor is the schema of its node: the gate, :mod:`components.config.targets`, reads from
-its source that ``lr`` is ``Positive`` and refuses any other value wherever a recipe is
-composed, long before anything is built. Who calls a constructor by hand is not checked.
-"""
+"""Ranges of numbers, and places of files, by which specifications annotate their fields."""
 
 from typing import Annotated
 

@@ -14,6 +14,7 @@ from benchmarks.gpu.device import memory_of, this_device
 from benchmarks.gpu.ours import compose
 from benchmarks.training.loss import WAYS, loss_of
 from components.attention_backends import BACKENDS
+from components.config.model_spec.feed_forward import ExpertsSpec, MLPSpec
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.model.attention import AttentionCore, ForwardScope
@@ -104,13 +105,15 @@ def experts(words: Sequence[str], tokens: int) -> Found:
     settings = {k: v for k, v in recipe.model["mlp"].items() if not k.startswith("_")}
     with device:
         layers: dict[str, nn.Module] = {
-            "experts": Experts(dim=shape.dim, **settings),
+            "experts": Experts(ExpertsSpec(**settings), dim=shape.dim),
             "dense": MLP(
+                MLPSpec(
+                    ffn_dim=mlp.ffn_dim * mlp.top_k,
+                    activation=settings["activation"],
+                    gated=mlp.gated,
+                    bias=False,
+                ),
                 dim=shape.dim,
-                ffn_dim=mlp.ffn_dim * mlp.top_k,
-                activation=settings["activation"],
-                gated=mlp.gated,
-                bias=False,
             ),
         }
     hidden = torch.randn(1, tokens, shape.dim, device=device, dtype=_dtype(device))

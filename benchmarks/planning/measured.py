@@ -8,13 +8,12 @@ from math import ceil
 from pathlib import Path
 
 from components.config.derived import FlopsPerToken
-from components.config.shape import (
-    AttentionShape,
-    MLPShape,
-    ModelShape,
-    NormShape,
-    PositionsShape,
-)
+from components.config.model_spec.attention import AttentionSpec
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.feed_forward import FeedForwardSpec
+from components.config.model_spec.initialization import NormalSpec
+from components.config.model_spec.norms import NormSpec
+from components.config.model_spec.positions import PositionsSpec
 from components.errors import RecipeError
 from components.planner.job import ParallelLayout, TrainingJob
 
@@ -191,7 +190,7 @@ def _job(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> Tra
     )
 
 
-def _shape(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> ModelShape:
+def _shape(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> DecoderSpec:
     """Llama's block; ``kv_heads`` is empty where a run did not log it: as many as heads."""
     heads = counts["num_heads"]
     groups = _count(where, "kv_heads", cells["kv_heads"]) if cells["kv_heads"] else heads
@@ -202,25 +201,26 @@ def _shape(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> M
         if whole % parts:
             problem = f"{name} {whole} does not divide into {parts} equal parts"
             raise RecipeError(where, problem, "mend the row")
-    return ModelShape(
+    return DecoderSpec(
         dim=counts["dim"],
         num_layers=counts["num_layers"],
         vocab_size=counts["vocab_size"],
         padded_vocab_size=counts["vocab_size"],
         tied_embeddings=_flag(where, "tied_embeddings", cells),
-        attention=AttentionShape(
+        attention=AttentionSpec(
             num_heads=heads,
             num_kv_heads=groups,
             head_dim=counts["dim"] // heads,
             bias=False,
         ),
-        mlp=MLPShape(ffn_dim=counts["ffn_dim"], gated=True),
-        norm=NormShape(weight=True, bias=False),
-        positions=PositionsShape(base=10_000.0),
+        mlp=FeedForwardSpec(ffn_dim=counts["ffn_dim"], gated=True),
+        norm=NormSpec(eps=1e-5, center=False, weight=True, bias=False),
+        positions=PositionsSpec(base=10_000.0),
+        initialization=NormalSpec(std=0.02, residual="scaled", padding_row=None),
     )
 
 
-def cut_by_cost(shape: ModelShape, stages: int) -> tuple[tuple[int, ...], int]:
+def cut_by_cost(shape: DecoderSpec, stages: int) -> tuple[tuple[int, ...], int]:
     """Deal layers and head to stages as nanotron does (``models/base.py:build_model``).
 
     A stage takes blocks until the products so far exceed its share; return the layers of each

@@ -15,15 +15,14 @@ from benchmarks.entry import enter
 from benchmarks.kept import ROOT
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
+from components.config.model_spec.attention import AttentionSpec
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.feed_forward import FeedForwardSpec
+from components.config.model_spec.initialization import NormalSpec
+from components.config.model_spec.norms import NormSpec
+from components.config.model_spec.positions import PositionsSpec
 from components.config.schema.cluster import Hardware
-from components.config.shape import (
-    AttentionShape,
-    MLPShape,
-    ModelShape,
-    NormShape,
-    PositionsShape,
-    stage_layers,
-)
+from components.config.stages import stage_layers
 from components.config.validation import read_section
 from components.planner.job import ParallelLayout, TrainingJob
 from components.planner.plan import plan_recipe
@@ -168,18 +167,19 @@ def _job(
 ) -> TrainingJob:
     """Describe a GPT with mixed precision and ZeRO-1, as Megatron trains it."""
     dim, heads = item["dim"], item["heads"]
-    shape = ModelShape(
+    shape = DecoderSpec(
         dim=dim,
         num_layers=item["layers"],
         vocab_size=vocabulary,
         padded_vocab_size=vocabulary,
         tied_embeddings=True,
-        attention=AttentionShape(
+        attention=AttentionSpec(
             num_heads=heads, num_kv_heads=heads, head_dim=dim // heads, bias=True
         ),
-        mlp=MLPShape(ffn_dim=4 * dim, gated=False, bias=True),
-        norm=NormShape(weight=True, bias=True),
-        positions=PositionsShape(),
+        mlp=FeedForwardSpec(ffn_dim=4 * dim, gated=False, bias=True),
+        norm=NormSpec(eps=1e-5, center=True, weight=True, bias=True),
+        positions=PositionsSpec(),
+        initialization=NormalSpec(std=0.02, residual="scaled", padding_row=None),
     )
     return TrainingJob(
         shape=shape,

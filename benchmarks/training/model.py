@@ -31,9 +31,7 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.build import build
 from components.config.recipe import Recipe
-from components.config.schema.types import thaw
 from components.convert.family import choose_family
-from components.convert.features import read_features
 from components.convert.folder import CONFIG, make_config, their_tensors
 from components.convert.hf_shards import MAX_SHARD_BYTES, write_shards
 from components.engine.parallelize import draw_weights
@@ -53,7 +51,7 @@ def one_of_each_family() -> dict[str, Recipe]:
     found: dict[str, Recipe] = {}
     for name in published_recipes():
         recipe = compose_recipe(read_point([f"recipe={name}", "scale=mini"]))
-        family = choose_family(read_features(thaw(recipe.model)))
+        family = choose_family(recipe.shape)
         found.setdefault(family.architecture, recipe)
     return found
 
@@ -62,7 +60,7 @@ def both_models(recipe: Recipe, folder: Path) -> tuple[nn.Module, nn.Module]:
     """Build ours, and the class of transformers from our export of it; neither drops out."""
     ours = build(recipe.model, "model")
     draw_weights(ours, seed=recipe.budget.seed)
-    features = read_features(thaw(recipe.model))
+    features = recipe.shape
     family, rows = choose_family(features), features.padded_vocab_size
     folder.mkdir()
     tensors = their_tensors(dict(ours.named_parameters()), family, features, rows=rows)

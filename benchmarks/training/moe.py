@@ -23,6 +23,7 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, circumstances
 from benchmarks.machine import apart, peak_added_bytes
+from components.config.model_spec.feed_forward import ExpertsSpec
 from components.distributed.compile import compile_layers
 from components.model.moe import Experts
 from components.terminal import console
@@ -50,18 +51,20 @@ def our_block(path: Literal["grouped", "loop"]) -> Experts:
     """Build our block; the seed makes all paths start alike."""
     torch.manual_seed(0)
     return Experts(
+        ExpertsSpec(
+            num_experts=NUM_EXPERTS,
+            top_k=TOP_K,
+            ffn_dim=FFN_DIM,
+            activation="silu",
+            gated=True,
+            renormalize=False,
+            routing="learned",
+            auxiliary_loss=0.01,
+            auxiliary_scope="model",
+            z_loss=0.0,
+            path=path,
+        ),
         dim=DIM,
-        num_experts=NUM_EXPERTS,
-        top_k=TOP_K,
-        ffn_dim=FFN_DIM,
-        activation="silu",
-        gated=True,
-        renormalize=False,
-        routing="learned",
-        auxiliary_loss=0.01,
-        auxiliary_scope="model",
-        z_loss=0.0,
-        path=path,
     )
 
 

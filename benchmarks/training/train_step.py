@@ -23,14 +23,15 @@ from torch import Tensor, nn
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, circumstances
 from components.attention_backends import BACKENDS
+from components.config.model_spec.attention import GroupedQueryAttentionSpec
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.feed_forward import MLPSpec
+from components.config.model_spec.initialization import NormalSpec
+from components.config.model_spec.norms import NormSpec
+from components.config.model_spec.positions import RotarySpec
 from components.distributed.compile import compile_layers
 from components.engine.parallelize import draw_weights
-from components.model.attention import Attention
 from components.model.decoder import Decoder
-from components.model.initialization import Normal
-from components.model.mlp import MLP
-from components.model.norms import Norm
-from components.model.positions import Rotary
 from components.optim.adamw import AdamW
 from components.terminal import console
 
@@ -67,29 +68,30 @@ Step = Callable[[Tensor, Tensor], float]
 def our_model() -> Decoder:
     """Build our decoder with the shapes above, initialized."""
     model = Decoder(
-        dim=DIM,
-        num_layers=NUM_LAYERS,
-        vocab_size=VOCAB_SIZE,
-        padded_vocab_size=VOCAB_SIZE,
-        tied_embeddings=True,
-        positions=partial(Rotary, base=BASE),
-        attention=partial(
-            Attention,
-            num_heads=NUM_HEADS,
-            num_kv_heads=NUM_KV_HEADS,
-            head_dim=HEAD_DIM,
-            bias=False,
-            qk_norm=None,
-            layer_scaling=False,
+        DecoderSpec(
+            dim=DIM,
+            num_layers=NUM_LAYERS,
+            vocab_size=VOCAB_SIZE,
+            padded_vocab_size=VOCAB_SIZE,
+            tied_embeddings=True,
+            positions=RotarySpec(base=BASE),
+            attention=GroupedQueryAttentionSpec(
+                num_heads=NUM_HEADS,
+                num_kv_heads=NUM_KV_HEADS,
+                head_dim=HEAD_DIM,
+                bias=False,
+                qk_norm=None,
+                layer_scaling=False,
+                dropout=0.0,
+                backends=BACKENDS,
+            ),
+            mlp=MLPSpec(ffn_dim=FFN_DIM, activation="silu", gated=True, bias=False),
+            norm=NormSpec(eps=EPS, center=False, weight=True, bias=False),
+            embedding_norm=None,
             dropout=0.0,
-            backends=BACKENDS,
-        ),
-        mlp=partial(MLP, ffn_dim=FFN_DIM, activation="silu", gated=True, bias=False),
-        norm=partial(Norm, eps=EPS, center=False, weight=True, bias=False),
-        embedding_norm=None,
-        dropout=0.0,
-        initialization=Normal(std=STD, residual="scaled", padding_row=None),
-        init_from="none",
+            initialization=NormalSpec(std=STD, residual="scaled", padding_row=None),
+            init_from="none",
+        )
     )
     draw_weights(model, seed=0)
     return model

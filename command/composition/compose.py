@@ -30,9 +30,9 @@ from command.recipe.recipe_chain import RecipeChain
 from command.recipe.recipe_file import SECTIONS
 from command.recipe.recipe_source import read_source
 from command.recipe.replacement import replace_in
+from components.config.part_nodes import find_spec
 from components.config.recipe import Recipe
 from components.config.suggestions import suggest
-from components.config.targets import read_signature
 from components.config.user_overrides import UserOverrides, is_open
 from components.errors import RecipeError
 from components.sharing.lock import Lock
@@ -287,7 +287,7 @@ def _check_known(here: Tree, path: str, key: str, tree: Tree) -> None:
     parent, _, step = path.rpartition(".")
     known = list(here)
     if "_target_" in here:
-        known += read_signature(here["_target_"], f"{parent}._target_").arguments
+        known += find_spec(here["_target_"], f"{parent}._target_").list_keys()
     if step not in known:
         top = [*COMMAND_KEYS] if not parent else []
         way = suggest(key, sorted({*known, *top}), tree, step=step)

@@ -20,10 +20,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.part_nodes import read_decoder
 from components.config.scale_down import scale_length
-from components.config.shape import ModelShape, divisors
+from components.config.suggestions import divisors
 from components.config.user_overrides import leaves
 from components.errors import RecipeError
 
@@ -93,7 +93,7 @@ def choose_sizes(
     shape = choose_shape(_overlaid(model, rows), goal, pieces) | rows
     if parameters is not None:
         _check_room(model, parameters, pieces)
-    counted = ModelShape.model_validate(_overlaid(model, shape))
+    counted = read_decoder(_overlaid(model, shape))
     return _size_run(counted, shape, text_tokens=text_tokens, wanted=wanted, length=length)
 
 
@@ -106,11 +106,9 @@ def size_budget(model: Mapping[str, Any], *, text_tokens: int | None, longest: i
         RecipeError: a size is out of range.
     """
     try:
-        counted = ModelShape.model_validate(model)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(map(str, ("model", *first["loc"])))
-        raise RecipeError(path, f"{first['input']!r}: {first['msg']}", FETCH) from None
+        counted = read_decoder(model)
+    except RecipeError as error:
+        raise RecipeError(error.path, error.problem, FETCH) from None
     wanted = TOKENS_PER_PARAMETER * counted.active_parameters
     text_tokens = text_tokens or wanted
     length = _length(min(wanted, MOST_EPOCHS * text_tokens), longest)
@@ -122,7 +120,7 @@ def _length(tokens: int, longest: int) -> int:
 
 
 def _size_run(
-    counted: ModelShape, shape: Tree, *, text_tokens: int, wanted: int, length: int
+    counted: DecoderSpec, shape: Tree, *, text_tokens: int, wanted: int, length: int
 ) -> Sizes:
     most_tokens = MOST_EPOCHS * text_tokens
     held_out = HELD_OUT_WINDOWS * length / text_tokens
@@ -168,7 +166,7 @@ def choose_shape(model: Mapping[str, Any], parameters: int, pieces: int) -> Tree
 
     def distance(candidate: tuple[Tree, float]) -> float:
         shape, depths = candidate
-        count = ModelShape.model_validate(_overlaid(model, shape)).total_parameters
+        count = read_decoder(_overlaid(model, shape)).total_parameters
         return abs(math.log(count / parameters)) + DEPTH_WEIGHT * abs(math.log(depths))
 
     return min(shapes, key=distance)[0]
@@ -265,7 +263,7 @@ def keep_lengths(full: Mapping[str, Any], total_tokens: int) -> Tree:
 
 def _check_room(model: Mapping[str, Any], parameters: int, pieces: int) -> None:
     smallest = _shaped(model, WIDTHS[0], FEWEST_LAYERS, pieces)
-    shape = ModelShape.model_validate(_overlaid(model, smallest))
+    shape = read_decoder(_overlaid(model, smallest))
     if parameters < shape.total_parameters:
         least = shape.total_parameters
         problem = f"{parameters:,} are too few: with {pieces:,} pieces the smallest model has"

@@ -12,8 +12,8 @@ from command.files.yaml_file import ReceivedYaml, read_data
 from command.recipe.path_checks import refuse_outside
 from command.recipe.recipe_file import SECTIONS, check_content
 from components.config.key_groups import KeyGroup, declared
+from components.config.part_nodes import check_nodes
 from components.config.suggestions import nearest
-from components.config.targets import check_nodes
 from components.config.user_overrides import leaves
 from components.config.validation import read_section
 from components.errors import RecipeError

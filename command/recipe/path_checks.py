@@ -17,9 +17,9 @@ from command.files.trusted_paths import trust_command
 from components.checkpoint.metadata import kept_tokens
 from components.command_line import command_line
 from components.config.check import read_recipe
+from components.config.part_nodes import find_spec
 from components.config.recipe import Recipe
 from components.config.schema.types import names_place
-from components.config.targets import takes_place
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 from components.run.folder import RunFolder, existing_run_folder
@@ -99,7 +99,7 @@ def _places(
     if isinstance(value, Mapping):
         node = value.get("_target_")
         for key, item in value.items():
-            argument = node is not None and takes_place(node, str(key), path)
+            argument = node is not None and _takes_place(node, str(key), path)
             here = f"{path}.{key}" if path else str(key)
             yield from _places(item, (*location, key), here, marked=marked or argument)
     elif isinstance(value, list | tuple):
@@ -107,6 +107,10 @@ def _places(
             yield from _places(item, (*location, index), f"{path}[{index}]", marked=marked)
     elif isinstance(value, str) and (marked or names_place(Recipe, location)):
         yield path, value
+
+
+def _takes_place(target: object, key: str, path: str) -> bool:
+    return find_spec(target, f"{path}._target_").names_place(key)
 
 
 def check_run_places(folder: RunFolder, recipe: Recipe, arguments: Arguments) -> None:

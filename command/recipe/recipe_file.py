@@ -14,10 +14,10 @@ from command.arguments import groups
 from command.files.trusted_paths import NAME
 from command.files.yaml_file import ReceivedYaml
 from command.recipe.replacement import without_marks
+from components.config.part_nodes import NODE_KEYS, find_spec
 from components.config.recipe import Recipe
 from components.config.schema.types import fields_of
 from components.config.suggestions import nearest, suggest
-from components.config.targets import NODE_KEYS, read_signature
 from components.errors import RecipeError
 
 OVERRIDE = "override /"
@@ -124,7 +124,7 @@ def _check_key(key: object, value: object, path: str) -> None:
         problem = "only Hydra's own instantiation reads such a key"
         raise RecipeError(path, problem, "leave it out")
     if key == "_target_":
-        read_signature(value, path)
+        find_spec(value, path)
 
 
 def check_interpolations(text: str, path: str) -> None:

@@ -12,7 +12,7 @@ from functools import cached_property
 from math import gcd
 from typing import NamedTuple, Self
 
-from components.config.shape import divisors
+from components.config.suggestions import divisors
 from components.errors import RecipeError
 
 

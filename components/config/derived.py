@@ -4,8 +4,8 @@ from typing import Self
 
 from pydantic import Field
 
+from components.config.model_spec.decoder import DecoderSpec
 from components.config.schema.types import Section
-from components.config.shape import ModelShape
 
 
 class ParameterCounts(Section):
@@ -19,7 +19,7 @@ class ParameterCounts(Section):
     mtp: int = Field(exclude_if=lambda count: not count)
 
     @classmethod
-    def of(cls, shape: ModelShape) -> Self:
+    def of(cls, shape: DecoderSpec) -> Self:
         return cls(**{name: getattr(shape, f"{name}_parameters") for name in cls.model_fields})
 
 
@@ -38,7 +38,7 @@ class FlopsPerToken(Section):
     causal: int
 
     @classmethod
-    def of(cls, shape: ModelShape, sequence_length: int) -> Self:
+    def of(cls, shape: DecoderSpec, sequence_length: int) -> Self:
         looked_up = shape.position_parameters
         if not shape.tied_embeddings:
             looked_up += shape.vocab_size * shape.dim

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from components.config.part_nodes import OF_PHASE
 from components.config.recipe import Recipe
 from components.config.schema.types import KeyGroup as KeyGroup
 from components.config.schema.types import OtherGroup, fields_of, sections_at
-from components.config.targets import OF_PHASE
 from components.config.user_overrides import leaves
 
 TITLES = {

@@ -4,10 +4,9 @@ from math import prod
 from typing import Any
 
 from components.config.batch_ramp import fits_schedule, nearest_multiples
+from components.config.part_nodes import read_decoder
 from components.config.rules.layout import sequence_divisor, tensor_fits
-from components.config.shape import ModelShape
 from components.config.user_overrides import Tree, UserOverrides
-from components.config.validation import read_section
 from components.errors import RecipeError
 
 AXES = ("data", "tensor", "pipeline", "expert", "context")  # the order in which twos are dealt
@@ -83,7 +82,7 @@ def _has_room(tree: Tree, dealt: dict[str, int], axis: str) -> bool:
         if tree["budget"]["sequence_length"] % divisor:
             return False
     if axis == "tensor":
-        return tensor_fits(read_section(ModelShape, model, "model"), doubled)
+        return tensor_fits(read_decoder(model), doubled)
     if axis == "expert":
         return bool(model["mlp"]["num_experts"] % doubled == 0)
     if axis == "pipeline":

@@ -11,12 +11,12 @@ from typing import Any
 
 from components.config import layout
 from components.config.batch_ramp import nearest_multiples
+from components.config.part_nodes import check_nodes
 from components.config.recipe import Recipe
 from components.config.rules.check import check_rules
 from components.config.schema.phases import RunPhase
 from components.config.schema.sections import Parallelism
 from components.config.schema.types import thaw
-from components.config.targets import check_nodes
 from components.config.user_overrides import Tree, UserOverrides, leaves
 from components.config.validation import read_section
 from components.errors import RecipeError

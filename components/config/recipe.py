@@ -10,6 +10,8 @@ from pydantic import Field, PrivateAttr
 
 from components.config.batch_ramp import BatchRamp
 from components.config.derived import DerivedNumbers, FlopsPerToken, ParameterCounts
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.part_nodes import read_decoder
 from components.config.schema import monitoring, sections, types
 from components.config.schema.children import Child
 from components.config.schema.data import DataSection
@@ -17,10 +19,8 @@ from components.config.schema.parent import Parent
 from components.config.schema.phases import ABSENT, EMPTY, RunPhase
 from components.config.schema.sections import Stem
 from components.config.schema.types import FrozenMapping, KeyGroup, Node
-from components.config.shape import ModelShape, stage_layers
-from components.config.stages import StagePlacement
+from components.config.stages import StagePlacement, stage_layers
 from components.config.step_clock import Helping, PhaseSpan, StepClock
-from components.config.validation import read_section
 
 
 class Recipe(types.Section):
@@ -73,8 +73,9 @@ class Recipe(types.Section):
         return next(span for span in self.clock.spans if span.name == self._phase)
 
     @cached_property
-    def shape(self) -> ModelShape:
-        return read_section(ModelShape, types.thaw(self.model), "model")
+    def shape(self) -> DecoderSpec:
+        """The specification of the model."""
+        return read_decoder(types.thaw(self.model))
 
     @cached_property
     def ramp(self) -> BatchRamp:

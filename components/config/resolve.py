@@ -11,15 +11,14 @@ from typing import Any
 from components.config import layout
 from components.config.check import check_recipe
 from components.config.key_groups import KeyGroup, declared, degrees_that_compute, split
+from components.config.part_nodes import check_nodes
 from components.config.phases import recipe_of, recipes_of
 from components.config.recipe import Recipe
 from components.config.rules.check import check_phases
 from components.config.scale_down import largest_microbatch, scale_down
 from components.config.scale_phases import deal_phases, shrink_phases
 from components.config.schema.sections import Cluster, Parallelism, ScaleSection
-from components.config.shape import ModelShape
 from components.config.suggestions import nearest
-from components.config.targets import check_nodes
 from components.config.user_overrides import (
     Tree,
     UserOverrides,
@@ -87,7 +86,6 @@ def _check_sections(tree: Tree) -> None:
             raise RecipeError(path, "the recipe does not set it", f"set {path}=...")
     check_nodes(tree)
     read_section(Recipe, _without_auto(tree), "")
-    read_section(ModelShape, tree["model"], "model")
     check_phases(tree["schedule"])
 
 

@@ -7,9 +7,12 @@ head and loss, and what goes from one stage to the next on the same rank is not 
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Literal
 
 from components.config.schema.sections import Parallelism
+from components.config.schema.types import Balance
+from components.errors import RecipeError
 
 V_SCHEDULES = frozenset({"zbv", "dualpipev"})
 SPLIT_SCHEDULES = V_SCHEDULES | {"zero_bubble"}
@@ -77,3 +80,32 @@ def splits_backward(degrees: Parallelism) -> bool:
     """
     whole = degrees.compile != "none" or degrees.recompute != "none"
     return degrees.schedule in SPLIT_SCHEDULES and not whole
+
+
+def stage_layers(num_layers: int, stages: int, balance: Balance) -> tuple[range, ...]:
+    """Cut ``num_layers`` into one contiguous range a stage, at least one layer each.
+
+    What does not divide goes to the middle: the first stage holds the embedding and, under
+    1F1B, the activations of the most microbatches; the last one the head and the logits.
+    ``layers`` evens out the layers alone; ``layers_and_ends`` counts the embedding and the head
+    as one layer each, as DeepSpeed's ``partition_method='type:transformer|embedding'`` does.
+    Layers are dealt one by one to the stage with the least, the one nearest the middle first.
+
+    Raises:
+        RecipeError: there are more stages than layers.
+    """
+    if stages > num_layers:
+        problem = f"{stages} stages for {num_layers} layers would leave some without a layer"
+        remedy = f"pipeline x stages_per_rank may be {num_layers} at most"
+        raise RecipeError("parallelism.pipeline", problem, remedy)
+    load = [1] * stages
+    if balance == "layers_and_ends":
+        load[0] += 1
+        load[-1] += 1
+    counts = [1] * stages
+    for _ in range(num_layers - stages):
+        taker = min(range(stages), key=lambda stage: (load[stage], abs(2 * stage - stages + 1)))
+        load[taker] += 1
+        counts[taker] += 1
+    ends = zip(accumulate(counts), counts, strict=True)
+    return tuple(range(end - count, end) for end, count in ends)

@@ -144,3 +144,8 @@ def places(key: str, tree: Mapping[str, Any]) -> list[str]:
         if 0 < len(found) <= MOST:
             return found
     return []
+
+
+def divisors(number: int) -> list[int]:
+    """List the divisors of ``number``."""
+    return [n for n in range(1, number + 1) if number % n == 0]

@@ -23,6 +23,7 @@ FORMS = {
     "greater_than_equal": "write {ge:g} or more",
     "less_than": "write a number below {lt:g}",
     "less_than_equal": "write {le:g} or less",
+    "finite_number": "write a finite number",
     "int_type": "write a whole number, as 8 or 1_000_000",
     "float_type": "write a number, as 0.5 or 3e-4",
     "bool_type": "write {where}=true or {where}=false",
@@ -43,6 +44,10 @@ def read_section(kind: type[S], tree: Mapping[str, Any], path: str) -> S:
     except ValidationError as failure:
         # A misspelt key first: what is missing beside it is that.
         errors = sorted(failure.errors(), key=lambda error: error["type"] != "extra_forbidden")
+        for error in errors:
+            raised = error.get("ctx", {}).get("error")
+            if isinstance(raised, RecipeError):  # a validator knows more than pydantic
+                raise raised from None
         found = [_told(error, kind, path) for error in errors]
     where, problem, _ = found[0]
     others = [f"{place}: {what}" for place, what, _ in found[1:]]

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from components.config.part_nodes import read_decoder
 from components.config.suggestions import respelt
 from components.convert.family import HFFamily, Section, all_families, choose_family
-from components.convert.features import read_features
 from components.errors import RecipeError
 from components.json_file import read_mapping
 
@@ -99,7 +99,7 @@ def check_same(imported: ImportedModel, section: Mapping[str, Any]) -> None:
         RecipeError: it does, since no part here computes it; with every such key and value. Or
             it is exported as another class, because its family says too little of it.
     """
-    features, family = read_features(section), imported.family
+    features, family = read_decoder(section), imported.family
     if (found := choose_family(features)) is not family:
         problem = f"{family.architecture} would become {found.architecture}"
         remedy = "its family in components/convert does not say yet what a recipe has of it"

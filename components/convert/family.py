@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import components.convert as package
-from components.convert.features import Features
+from components.config.model_spec.decoder import DecoderSpec
 from components.convert.links import TensorLink
 from components.errors import RecipeError
 
@@ -23,7 +23,7 @@ class Need(NamedTuple):
 
     key: str  # of the model section
     has: str
-    is_met: Callable[[Features], bool]
+    is_met: Callable[[DecoderSpec], bool]
 
 
 # What several classes need.
@@ -31,7 +31,7 @@ ROTARY = Need("positions", "it has rotary positions", lambda m: m.positions.kind
 RMS_NORM = Need(
     "norm",
     "it has RMSNorm with weight, here is {norm}",
-    lambda m: m.norm.kind == "RMSNorm with weight",
+    lambda m: m.norm.description == "RMSNorm with weight",
 )
 NO_EXPERTS = Need("mlp.num_experts", "it is dense", lambda m: m.mlp.num_experts is None)
 LEARNED = Need("mlp.routing", "its router is learned", lambda m: m.mlp.routing == "learned")
@@ -96,7 +96,7 @@ NO_EMBEDDING_NORM = Need(
 )
 
 
-ConfigKeys = Mapping[str, tuple[Any, Callable[[Features], Any]]]
+ConfigKeys = Mapping[str, tuple[Any, Callable[[DecoderSpec], Any]]]
 Section = dict[str, Any]
 
 
@@ -125,7 +125,7 @@ class HFFamily(ABC):
     plain: ClassVar[Mapping[str, Any]] = {}
     forms: ClassVar[Mapping[str, object]] = {}
 
-    def shape(self, features: Features) -> dict[str, Any]:
+    def shape(self, features: DecoderSpec) -> dict[str, Any]:
         """Return the ``keys`` of a model of ours."""
         return {key: ours(features) for key, (_, ours) in self.keys.items()}
 
@@ -147,15 +147,15 @@ class HFFamily(ABC):
         """
 
     @abstractmethod
-    def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
+    def training(self, features: DecoderSpec, context_tokens: int) -> dict[str, Any]:
         """Return the other keys: what training or a cache reads."""
 
-    def leaves_out(self, features: Features, name: str) -> bool:
+    def leaves_out(self, features: DecoderSpec, name: str) -> bool:
         """Whether a folder's tensor is none of the model that the recipe has."""
         return bool(self.no_weights.search(name))
 
     @abstractmethod
-    def links(self, features: Features) -> Iterator[TensorLink]:
+    def links(self, features: DecoderSpec) -> Iterator[TensorLink]:
         """List all tensors of the class, with ours."""
 
 
@@ -182,7 +182,7 @@ def all_families() -> tuple[HFFamily, ...]:
     return tuple(family for module in modules for family in getattr(module, "FAMILIES", ()))
 
 
-def choose_family(features: Features) -> HFFamily:
+def choose_family(features: DecoderSpec) -> HFFamily:
     """Take the family with every feature, or raise a RecipeError of what the nearest lack."""
     unmet = {
         family: [need for need in (*family.needs, *family.usual) if not need.is_met(features)]

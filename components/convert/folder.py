@@ -9,9 +9,10 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from components.config.fingerprint import compute_fingerprint
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.part_nodes import read_decoder
 from components.config.recipe import Recipe
 from components.convert.family import HFFamily, choose_family
-from components.convert.features import Features, read_features
 from components.convert.hf_shards import MAX_SHARD_BYTES, write_shards
 from components.convert.links import FURTHER
 from components.convert.tokenizer import write_tokenizer
@@ -133,7 +134,7 @@ def write_folder(
     Raises:
         RecipeError: the folder exists, or no class of Hugging Face computes this model.
     """
-    features = read_features(section)
+    features = read_decoder(section)
     family = choose_family(features)
     check_free(target)
     count = features.vocab_size if rows == "published" else features.padded_vocab_size
@@ -161,7 +162,7 @@ def check_free(target: Path) -> None:
 
 def make_config(
     family: HFFamily,
-    features: Features,
+    features: DecoderSpec,
     *,
     rows: int,
     context_tokens: int,
@@ -185,7 +186,7 @@ def make_config(
 
 
 def their_tensors(
-    parameters: Mapping[str, Tensor], family: HFFamily, features: Features, *, rows: int
+    parameters: Mapping[str, Tensor], family: HFFamily, features: DecoderSpec, *, rows: int
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the class's tensors under its names, made one link at a time."""
     linked: set[str] = set()

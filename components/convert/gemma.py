@@ -8,9 +8,9 @@ no difference but in the last bit (`components.convert.links.one_less`).
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from components.config.model_spec.decoder import DecoderSpec
 from components.convert import family
 from components.convert.family import ConfigKeys, Need, Section
-from components.convert.features import Features
 from components.convert.links import TensorLink, one_less
 from components.convert.llama import Llama, scaling_of, without
 from components.convert.newer_llama import EACH_HEAD, GATED
@@ -34,11 +34,11 @@ def _interval(types: list[str]) -> int | None:
     return every if types == types_of(len(types), every) else None
 
 
-def _local_base(features: Features) -> float | None:
+def _local_base(features: DecoderSpec) -> float | None:
     return features.positions.local_base or features.positions.base
 
 
-def _rotations(features: Features) -> dict[str, dict[str, Any]]:
+def _rotations(features: DecoderSpec) -> dict[str, dict[str, Any]]:
     positions = features.positions
     local = _local_base(features)
     return rotations_of(positions.base, scaling_of(positions.scaling), local=local)
@@ -141,7 +141,7 @@ class Gemma3(Olmo3):
         local = self.read(config)["rope_local_base_freq"]
         return super().positions(config) | {"local_base": float(local)}
 
-    def links(self, features: Features) -> Iterator[TensorLink]:
+    def links(self, features: DecoderSpec) -> Iterator[TensorLink]:
         yield from super().links(features)
         after = ("attention_norm_after", "mlp_norm_after")
         for layer in range(features.num_layers):

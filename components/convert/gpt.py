@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from components.config.model_spec.decoder import DecoderSpec
 from components.convert import family, links
 from components.convert.family import ConfigKeys, HFFamily, Need, Section
-from components.convert.features import Features
 from components.convert.links import TensorLink
 from components.convert.llama import MLP, SAME_NORM
 from components.errors import RecipeError
@@ -22,7 +22,7 @@ _ALIBI = "components.model.positions.Alibi"
 LAYER_NORM = Need(
     "norm",
     "it has LayerNorm with weight and bias, here is {norm}",
-    lambda m: m.norm.kind == "LayerNorm with weight and bias",
+    lambda m: m.norm.description == "LayerNorm with weight and bias",
 )
 PLAIN_MLP = Need(
     "mlp", "its MLP is plain: neither gated nor of experts", lambda m: m.mlp.is_plain
@@ -131,16 +131,16 @@ class GPT2(HFFamily):
             "activation_function": _SPELLINGS.get(activation, activation),
         }
 
-    def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
+    def training(self, features: DecoderSpec, context_tokens: int) -> dict[str, Any]:
         return {
             "n_ctx": context_tokens,  # read by old versions only
             "resid_pdrop": features.dropout,
             "embd_pdrop": features.dropout,
             "attn_pdrop": features.attention.dropout,
-            "initializer_range": features.initializer_range,
+            "initializer_range": features.initialization.initializer_range,
         }
 
-    def links(self, features: Features) -> Iterator[TensorLink]:
+    def links(self, features: DecoderSpec) -> Iterator[TensorLink]:
         yield links.vocabulary("embedding.weight", "transformer.wte.weight")
         yield links.same("positions.weight", "transformer.wpe.weight")
         for layer in range(features.num_layers):
@@ -232,17 +232,17 @@ class Bloom(HFFamily):
             "n_head": read("n_head") or read("num_attention_heads", 8),
         }
 
-    def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
+    def training(self, features: DecoderSpec, context_tokens: int) -> dict[str, Any]:
         return {
             "seq_length": context_tokens,  # a note: ALiBi has no limit
             "hidden_dropout": features.dropout,
             "attention_dropout": features.attention.dropout,
-            "initializer_range": features.initializer_range,
+            "initializer_range": features.initialization.initializer_range,
             "pretraining_tp": 1,
             "slow_but_exact": False,
         }
 
-    def links(self, features: Features) -> Iterator[TensorLink]:
+    def links(self, features: DecoderSpec) -> Iterator[TensorLink]:
         yield links.vocabulary("embedding.weight", "transformer.word_embeddings.weight")
         yield from links.module("embedding_norm", "transformer.word_embeddings_layernorm")
         for layer in range(features.num_layers):

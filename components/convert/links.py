@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from components.convert.features import Features
+from components.config.model_spec.decoder import DecoderSpec
 from components.errors import RecipeError
 
 FURTHER = "mtp."  # begins our names of what predicts further tokens
@@ -141,7 +141,7 @@ def interleaved(ours: Sequence[str], theirs: str, *, num_heads: int) -> TensorLi
     return TensorLink(tuple(ours), (theirs,), join, part)
 
 
-def megatron_block(ours: str, theirs: str, features: Features) -> Iterator[TensorLink]:
+def megatron_block(ours: str, theirs: str, features: DecoderSpec) -> Iterator[TensorLink]:
     """Link a block with the names of Megatron-DeepSpeed, which Bloom has kept.
 
     Names and the order in ``query_key_value``, head by head, are those of GPTModelPipe in

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from math import isclose, log
 from typing import Any, ClassVar
 
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.feed_forward import FeedForwardSpec
+from components.config.model_spec.rotary_scaling import ScalingSpec
 from components.convert import family
 from components.convert.family import ConfigKeys, HFFamily, Need, Section
-from components.convert.features import Features, MLPFeatures, ScalingFeatures
 from components.convert.links import TensorLink, module, same, unstacked, vocabulary
 from components.errors import RecipeError
 
@@ -33,7 +35,7 @@ _NUMBERS = {
 }
 
 
-def scaling_of(ours: ScalingFeatures | None) -> dict[str, Any] | None:
+def scaling_of(ours: ScalingSpec | None) -> dict[str, Any] | None:
     """Write a scaling as theirs do; None is none."""
     if ours is None:
         return None
@@ -185,14 +187,14 @@ class Llama(HFFamily):
         """Return what the norms are."""
         return {"eps": self.read(config)["rms_norm_eps"]}
 
-    def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
+    def training(self, features: DecoderSpec, context_tokens: int) -> dict[str, Any]:
         return {
             "max_position_embeddings": context_tokens,
             "attention_dropout": features.attention.dropout,
-            "initializer_range": features.initializer_range,
+            "initializer_range": features.initialization.initializer_range,
         }
 
-    def links(self, features: Features) -> Iterator[TensorLink]:
+    def links(self, features: DecoderSpec) -> Iterator[TensorLink]:
         has_weight = features.norm.weight
         yield vocabulary("embedding.weight", "model.embed_tokens.weight")
         for layer in range(features.num_layers):
@@ -202,7 +204,7 @@ class Llama(HFFamily):
         if not features.tied_embeddings:
             yield vocabulary("head.weight", "lm_head.weight")
 
-    def block_links(self, features: Features, layer: int, ours: str) -> Iterator[TensorLink]:
+    def block_links(self, features: DecoderSpec, layer: int, ours: str) -> Iterator[TensorLink]:
         """Link one layer, with the class's of this number."""
         theirs = f"model.layers.{layer}"
         if features.norm.weight:
@@ -216,7 +218,7 @@ class Llama(HFFamily):
         yield from self.layer_links(features, layer, f"{ours}.mlp", f"{theirs}.mlp")
 
     def attention_links(
-        self, features: Features, ours: str, theirs: str
+        self, features: DecoderSpec, ours: str, theirs: str
     ) -> Iterator[TensorLink]:
         """Link the maps of a layer's attention, and norms of queries and of keys."""
         for name in ("query", "key", "value", "output"):
@@ -227,12 +229,12 @@ class Llama(HFFamily):
             yield self.norm_link(f"{ours}.{name}_norm.weight", norm)
 
     def layer_links(
-        self, features: Features, layer: int, ours: str, theirs: str
+        self, features: DecoderSpec, layer: int, ours: str, theirs: str
     ) -> Iterator[TensorLink]:
         """Link what a layer has in the place of its MLP."""
         return self.mlp_links(features, ours, theirs)
 
-    def mlp_links(self, features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
+    def mlp_links(self, features: DecoderSpec, ours: str, theirs: str) -> Iterator[TensorLink]:
         """Link the maps of a layer's MLP, gated as Llama's is."""
         for name in ("gate", "up", "down"):
             yield from module(f"{ours}.{name}", f"{theirs}.{name}_proj", bias=features.mlp.bias)
@@ -247,12 +249,12 @@ def without(*names: str) -> dict[str, Any]:
     return {key: value for key, value in Llama.keys.items() if key not in names}
 
 
-def is_gated(features: Features) -> bool:
+def is_gated(features: DecoderSpec) -> bool:
     """Whether the MLP, or each expert, is gated and has no bias."""
     return is_gated_mlp(features.mlp)
 
 
-def is_gated_mlp(mlp: MLPFeatures) -> bool:
+def is_gated_mlp(mlp: FeedForwardSpec) -> bool:
     """Whether one block is gated and has no bias."""
     return mlp.gated and not mlp.bias
 
@@ -267,7 +269,9 @@ class Olmo(Llama):
         Need(
             "norm",
             f"it has LayerNorm without parameters, eps {EPS:g}, here is {{norm}}",
-            lambda m: m.norm.kind == "LayerNorm with no parameters" and m.norm.eps == EPS,
+            lambda m: (
+                m.norm.description == "LayerNorm with no parameters" and m.norm.eps == EPS
+            ),
         ),
         Need("mlp", "its MLP is gated and has no bias", is_gated),
         family.NO_SCALARS,
@@ -348,18 +352,18 @@ class Olmoe(Llama):
             "path": "auto",
         }
 
-    def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
+    def training(self, features: DecoderSpec, context_tokens: int) -> dict[str, Any]:
         return super().training(features, context_tokens) | {
             "router_aux_loss_coef": features.mlp.auxiliary_loss,
             "output_router_logits": False,
         }
 
-    def mlp_links(self, features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
+    def mlp_links(self, features: DecoderSpec, ours: str, theirs: str) -> Iterator[TensorLink]:
         yield same(f"{ours}.router.weight", f"{theirs}.gate.weight")
         yield from expert_links(features, ours, theirs)
 
 
-def expert_links(features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
+def expert_links(features: DecoderSpec, ours: str, theirs: str) -> Iterator[TensorLink]:
     """Link the stacks of experts with their files' entries, one an expert."""
     for name in ("gate", "up", "down"):
         experts = range(features.mlp.num_experts or 0)

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from components.config.model_spec.decoder import DecoderSpec
 from components.convert import family
 from components.convert.family import ConfigKeys, Need, Section
-from components.convert.features import Features
 from components.convert.links import TensorLink, module
 from components.convert.llama import SAME_NORM, Llama, without
 
@@ -38,7 +38,7 @@ class NanoChat(Llama):
         Need(
             "norm",
             "it has RMSNorm with no parameters, here is {norm}",
-            lambda m: m.norm.kind == "RMSNorm with no parameters",
+            lambda m: m.norm.description == "RMSNorm with no parameters",
         ),
         Need(
             "embedding_norm",
@@ -84,7 +84,7 @@ class NanoChat(Llama):
         return super().norm(config) | {"weight": False}
 
     def attention_links(
-        self, features: Features, ours: str, theirs: str
+        self, features: DecoderSpec, ours: str, theirs: str
     ) -> Iterator[TensorLink]:
         attention = features.attention
         for name, heads in (("query", attention.num_heads), ("key", attention.num_kv_heads)):
@@ -94,7 +94,7 @@ class NanoChat(Llama):
         for name in ("value", "output"):
             yield from module(f"{ours}.{name}", f"{theirs}.{name[0]}_proj", bias=attention.bias)
 
-    def mlp_links(self, features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
+    def mlp_links(self, features: DecoderSpec, ours: str, theirs: str) -> Iterator[TensorLink]:
         for name, their_name in (("up", "fc1"), ("down", "fc2")):
             yield from module(f"{ours}.{name}", f"{theirs}.{their_name}", bias=False)
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from components.config.model_spec.decoder import DecoderSpec
 from components.convert import family
 from components.convert.family import ConfigKeys, Need, Section
-from components.convert.features import Features
 from components.convert.links import TensorLink, pairs_apart, same, vocabulary
 from components.convert.llama import EXPERTS as EXPERTS_CLASS
 from components.convert.llama import Llama, Olmoe, expert_links, is_gated, is_gated_mlp, without
@@ -110,7 +110,7 @@ class DeepseekV3(Llama):
             "its attention is latent, with RMSNorm of eps 1e-6 there",
             lambda m: (
                 m.attention.latent_norm is not None
-                and m.attention.latent_norm.kind == "RMSNorm with weight"
+                and m.attention.latent_norm.description == "RMSNorm with weight"
                 and m.attention.latent_norm.eps == _LATENT_EPS
             ),
         ),
@@ -171,7 +171,7 @@ class DeepseekV3(Llama):
         "routed_scaling_factor": (2.5, lambda m: m.mlp.weight_scale),
     }
 
-    def shape(self, features: Features) -> dict[str, Any]:
+    def shape(self, features: DecoderSpec) -> dict[str, Any]:
         leading = features.dense_mlp
         dense = {} if leading is None else {"intermediate_size": leading.ffn_dim}
         return super().shape(features) | dense
@@ -182,7 +182,7 @@ class DeepseekV3(Llama):
         dense = {"intermediate_size": config.get("intermediate_size", 18_432)}
         return super().stated(named) | dense
 
-    def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
+    def training(self, features: DecoderSpec, context_tokens: int) -> dict[str, Any]:
         further = {"num_nextn_predict_layers": features.mtp_depth}
         return super().training(features, context_tokens) | further
 
@@ -227,12 +227,12 @@ class DeepseekV3(Llama):
             "balance_rate": 0.001,  # arXiv 2412.19437, section 4.2; the file does not say
         }
 
-    def leaves_out(self, features: Features, name: str) -> bool:
+    def leaves_out(self, features: DecoderSpec, name: str) -> bool:
         layer = _LAYER.match(name)
         further = layer is not None and int(layer[1]) >= features.num_layers
         return further or super().leaves_out(features, name)
 
-    def links(self, features: Features) -> Iterator[TensorLink]:
+    def links(self, features: DecoderSpec) -> Iterator[TensorLink]:
         yield from super().links(features)
         first = features.num_layers
         for layer in range(first, first + features.mtp_depth):
@@ -247,7 +247,7 @@ class DeepseekV3(Llama):
                 yield vocabulary(rows, f"{theirs}.{other}.weight")._replace(is_copy=True)
 
     def attention_links(
-        self, features: Features, ours: str, theirs: str
+        self, features: DecoderSpec, ours: str, theirs: str
     ) -> Iterator[TensorLink]:
         heads = features.attention
         names = {"key_value_norm": "kv_a_layernorm", "key_value": "kv_b_proj"}
@@ -266,7 +266,7 @@ class DeepseekV3(Llama):
             yield pairs_apart(*pair, blocks=count, turned=heads.rotary_dim)
 
     def layer_links(
-        self, features: Features, layer: int, ours: str, theirs: str
+        self, features: DecoderSpec, layer: int, ours: str, theirs: str
     ) -> Iterator[TensorLink]:
         if layer < features.leading_layers:
             yield from super().mlp_links(features, ours, theirs)

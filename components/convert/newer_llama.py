@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from components.config.model_spec.decoder import DecoderSpec
 from components.convert import family
 from components.convert.family import ConfigKeys, Need, Section
-from components.convert.features import Features
 from components.convert.links import TensorLink, module
 from components.convert.llama import SAME_NORM, Llama, is_gated, without
 from components.model.mlp import XIELU
@@ -213,7 +213,7 @@ class Apertus(Llama):
         "post_norm": (False, lambda _: False),
     }
 
-    def shape(self, features: Features) -> dict[str, Any]:
+    def shape(self, features: DecoderSpec) -> dict[str, Any]:
         ours = super().shape(features)
         return ours | {"rope_scaling": ours["rope_scaling"] or _NOT_SLOWED}
 
@@ -232,7 +232,7 @@ class Apertus(Llama):
     def mlp(self, config: Mapping[str, Any]) -> Section:
         return super().mlp(config) | {"gated": False}
 
-    def mlp_links(self, features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
+    def mlp_links(self, features: DecoderSpec, ours: str, theirs: str) -> Iterator[TensorLink]:
         """Link two maps and two scalars; the class keeps its constants as buffers beside."""
         for name in ("up", "down"):
             yield from module(f"{ours}.{name}", f"{theirs}.{name}_proj", bias=False)

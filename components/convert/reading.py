@@ -13,9 +13,10 @@ from components.build import build
 from components.checkpoint.layout import PieceReader, read_pieces
 from components.checkpoint.metadata import Marker
 from components.checkpoint.saving import WEIGHTS, master_of
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.part_nodes import read_decoder
 from components.convert import universal
 from components.convert.family import HFFamily, choose_family
-from components.convert.features import Features, read_features
 from components.convert.hf_shards import ShardReader
 from components.convert.links import FURTHER, TensorLink, name_differences
 from components.convert.tokenizer import count_pieces
@@ -69,7 +70,7 @@ def read_folder(
             missing or unknown tensors, or tensors of another shape; or nothing of it predicts
             further tokens, as the model does.
     """
-    features = read_features(section)
+    features = read_decoder(section)
     if (folder / universal.PARTS).is_dir():
         reader = universal.UniversalReader(folder)
         links = universal.link_universal(folder, features, reader.names())
@@ -129,7 +130,7 @@ def _cut(link: TensorLink, parameters: Mapping[str, Tensor], rows: int) -> list[
 
 
 def _check_config(
-    file: str, config: Mapping[str, Any], family: HFFamily, features: Features
+    file: str, config: Mapping[str, Any], family: HFFamily, features: DecoderSpec
 ) -> None:
     """Compare what is computed, key by key, and name every difference."""
     ours, kind = family.shape(features), config.get("model_type")
@@ -150,7 +151,7 @@ def _check_config(
 
 
 def _check_vocabulary(
-    folder: Path, features: Features, rows: object, tokenizer_vocab_size: int
+    folder: Path, features: DecoderSpec, rows: object, tokenizer_vocab_size: int
 ) -> None:
     own = sorted({features.vocab_size, features.padded_vocab_size})
     if rows not in own:
@@ -170,7 +171,7 @@ def _match_names(
     names: Sequence[str],
     family: HFFamily,
     links: Sequence[TensorLink],
-    features: Features,
+    features: DecoderSpec,
 ) -> dict[str, str]:
     """Map the class's names to the folder's, which may lack the prefix."""
     wanted = {name for link in links for name in link.theirs}

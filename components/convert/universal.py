@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from components.config.model_spec.decoder import DecoderSpec
 from components.convert import links
-from components.convert.features import Features
 from components.convert.links import TensorLink
 from components.data.files import check_regular
 from components.errors import RecipeError
@@ -59,7 +59,9 @@ class UniversalReader:
         return tuple(self.read(name).shape)
 
 
-def link_universal(folder: Path, features: Features, names: Sequence[str]) -> list[TensorLink]:
+def link_universal(
+    folder: Path, features: DecoderSpec, names: Sequence[str]
+) -> list[TensorLink]:
     """Join each parameter to one of the folder's, or raise a RecipeError of what differs."""
     _check_parts(folder, features)
     blocks = sorted(int(place) for place in _places(names, r"\.input_layernorm\.weight"))
@@ -106,7 +108,7 @@ def _embedding(names: Sequence[str]) -> str:
 
 
 def count_rows(
-    folder: Path, features: Features, reader: UniversalReader, tokenizer_vocab_size: int
+    folder: Path, features: DecoderSpec, reader: UniversalReader, tokenizer_vocab_size: int
 ) -> int:
     """Count vocabulary rows, maybe without padding; a RecipeError if the recipe has others."""
     rows = reader.shape(f"{_embedding(reader.names())}.word_embeddings.weight")[0]
@@ -120,7 +122,7 @@ def count_rows(
     return rows
 
 
-def _check_parts(folder: Path, features: Features) -> None:
+def _check_parts(folder: Path, features: DecoderSpec) -> None:
     norm, attention, mlp = features.norm, features.attention, features.mlp
     has = {
         "positions": features.positions.kind in {"Alibi", "Learned"},

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from components.attention_windows import Window, window_of
+from components.config.model_spec.decoder import DecoderSpec
 from components.convert import family
 from components.convert.family import ConfigKeys, Need, Section
-from components.convert.features import Features
 from components.convert.llama import SAME_NORM, Llama, scaling_of, stated_scaling, without
 from components.convert.newer_llama import Olmo2
 from components.errors import RecipeError
@@ -23,7 +23,7 @@ ONE_WINDOW = Need(
 )
 
 
-def layer_types(features: Features) -> list[str]:
+def layer_types(features: DecoderSpec) -> list[str]:
     """Say of each layer whether it has a window."""
     windows = (window_of(features.attention.windows, n) for n in range(features.num_layers))
     return [FULL if window is None else WINDOW for window in windows]

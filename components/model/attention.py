@@ -6,7 +6,7 @@ and, on a CPU, a dense tensor that is added to the scores.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -21,14 +21,14 @@ from components.attention_backends import (
     check_order,
     serving,
 )
-from components.attention_windows import Window, check_windows
-from components.errors import RecipeError
+from components.attention_windows import Window
+from components.config.model_spec.attention import AttentionSpec
 from components.model import attention_kernels
 from components.model.attention_kernels import ScoreChange
 from components.model.masks import CausalMask
 from components.model.positions import Placement
 from components.model.products import Linear, ResidualLinear, product_dtype
-from components.ranges import BelowOne, Count
+from components.ranges import BelowOne
 
 Heads = tuple[int, int]  # first, and one after the last
 
@@ -137,9 +137,6 @@ class Attention(nn.Module):
 
     ``layer_scaling`` records that the published run divided scores by the layer's number and
     multiplied them back in the softmax (Megatron): in float32 scores, as here, that cancels.
-
-    Raises:
-        RecipeError: the groups do not divide the heads, or there is a window that is none.
     """
 
     first_head = 0
@@ -147,44 +144,24 @@ class Attention(nn.Module):
     windows: tuple[Window, ...] = ("full",)
     window: int | None = None
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        bias: bool,
-        qk_norm: Callable[..., nn.Module] | None,
-        layer_scaling: bool,
-        dropout: BelowOne,
-        backends: Sequence[Backend],
-        qk_norm_over: Literal["all_heads", "each_head"] = "all_heads",
-        windows: Sequence[Window] = ("full",),
-        scale_dim: Count | None = None,
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, *, dim: int) -> None:
         super().__init__()
-        check_windows(windows)
-        if num_heads % num_kv_heads:
-            divisors = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
-            problem = f"{num_kv_heads} does not divide num_heads = {num_heads}"
-            remedy = f"choose one of {', '.join(map(str, divisors))}"
-            raise RecipeError("model.attention.num_kv_heads", problem, remedy)
-        query_dim, key_dim = num_heads * head_dim, num_kv_heads * head_dim
-        self.num_heads = num_heads
+        head_dim, scale_dim, bias = spec.head_dim, spec.scale_dim, spec.bias
+        query_dim, key_dim = spec.num_heads * head_dim, spec.num_kv_heads * head_dim
+        self.num_heads = spec.num_heads
         self.head_dim = head_dim
-        self.layer_scaling = layer_scaling
+        self.layer_scaling = spec.layer_scaling
         # Queries are multiplied, as Gemma's authors do; kernels divide by the root of head_dim.
         self.query_scale = None if scale_dim is None else math.sqrt(head_dim / scale_dim)
-        self.windows = tuple(windows)
+        self.windows = spec.windows
         self.query = Linear(dim, query_dim, bias=bias)
         self.key = Linear(dim, key_dim, bias=bias)
         self.value = Linear(dim, key_dim, bias=bias)
-        self.norms_heads = qk_norm_over == "each_head"
+        self.norms_heads = spec.norms_heads
         widths = (head_dim, head_dim) if self.norms_heads else (query_dim, key_dim)
-        norms = [None if qk_norm is None else qk_norm(dim=width) for width in widths]
+        norms = [spec.qk_norm.build(dim=width) if spec.qk_norm else None for width in widths]
         self.query_norm, self.key_norm = norms
-        self.core = AttentionCore(dropout=dropout, backends=backends)
+        self.core = AttentionCore(dropout=spec.dropout, backends=spec.backends)
         self.output = ResidualLinear(query_dim, dim, bias=bias)
 
     def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:

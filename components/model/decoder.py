@@ -7,17 +7,15 @@ where a pipeline stage holds only some of the layers; what a Hugging Face Llama 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from components.attention_windows import window_of
-from components.errors import RecipeError
-from components.model.attention import Attention, ForwardScope
-from components.model.initialization import Normal
+from components.config.model_spec.decoder import DecoderSpec
+from components.model.attention import ForwardScope
 from components.model.layer import LAYERS, Layer, collect_layers
 from components.model.loss import Head, Readout
 from components.model.masks import CausalMask
@@ -25,7 +23,6 @@ from components.model.mtp import FurtherTokens, MultiTokenPrediction, Prediction
 from components.model.parametrization import MuP
 from components.model.positions import Placement, Positions
 from components.model.products import product_dtype
-from components.ranges import BelowOne, Layers, NonNegative, Place, Positive
 
 
 class Decoder(nn.Module):
@@ -43,19 +40,7 @@ class Decoder(nn.Module):
     then attends to its own document only. ``mask``, where given, is that of an earlier stage.
     ``places`` says where in the sequence, of so many ``sequence_parts``, the tokens at hand
     stand.
-    ``init_from`` names the folder of weights that a run begins with, or is ``none``. Where a
-    recipe says no ``norm_placement``, layers norm what their branches are fed. With a
-    ``dense_mlp`` the first ``num_dense_layers`` have it in place of the ``mlp``; with a
-    ``logit_cap`` logits are that many times the hyperbolic tangent of their part of it; the
-    loss of training has a ``z_loss`` (`penalized_cross_entropy`), which ``readout`` tells; with
-    ``mtp`` the last stage has depths that predict further tokens, and keeps the embedding.
-    ``embedding_scale`` multiplies what is embedded, not the rows of a tied head, by the root of
-    ``dim`` (https://arxiv.org/abs/1706.03762, section 3.4), rounded to its precision. With a
-    ``parametrization`` first weights, multipliers and updates follow a smaller model's.
-
-    Raises:
-        RecipeError: fewer rows than tokens, no layer, a padding row that does not exist, or
-            heads that the positions refuse.
+    With ``mtp`` the last stage has depths that predict further tokens, and keeps the embedding.
     """
 
     embedding: nn.Embedding | None
@@ -66,63 +51,42 @@ class Decoder(nn.Module):
     mtp: MultiTokenPrediction | None
     places: Callable[[int, torch.device], Tensor]
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_layers: int,
-        vocab_size: int,
-        padded_vocab_size: int,
-        tied_embeddings: bool,
-        positions: Callable[..., Positions],
-        attention: Callable[..., Attention],
-        mlp: Callable[..., nn.Module],
-        norm: Callable[..., nn.Module],
-        embedding_norm: Callable[..., nn.Module] | None,
-        dropout: BelowOne,
-        initialization: Normal,
-        init_from: Place,
-        norm_placement: Literal["before", "after", "both"] = "before",
-        dense_mlp: Callable[..., nn.Module] | None = None,
-        num_dense_layers: Layers = 1,
-        logit_cap: Positive | None = None,
-        mtp: Callable[..., MultiTokenPrediction] | None = None,
-        embedding_scale: Literal["none", "sqrt_dim"] = "none",
-        z_loss: NonNegative = 0.0,
-        parametrization: Callable[..., MuP] | None = None,
-    ) -> None:
+    def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
-        _check_sizes(num_layers, vocab_size, padded_vocab_size, initialization.padding_row)
-        self.num_layers = num_layers
-        self.vocab_size = vocab_size
-        self.initialization = initialization
-        self.init_from = init_from
-        self.embedding = nn.Embedding(padded_vocab_size, dim)
-        self.embedding_norm = None if embedding_norm is None else embedding_norm(dim=dim)
-        self.embedding_scale = math.sqrt(dim) if embedding_scale == "sqrt_dim" else None
-        self.dropout = nn.Dropout(dropout)
-        kind = LAYERS[norm_placement]
-        leading = num_dense_layers if dense_mlp is not None else 0
-        layer = partial(kind, dim=dim, attention=attention, norm=norm, dropout=dropout)
-        mlps = [dense_mlp or mlp] * leading + [mlp] * (num_layers - leading)
-        layers = [layer(mlp=one) for one in mlps]
+        dim, rows = spec.dim, spec.padded_vocab_size
+        self.num_layers = spec.num_layers
+        self.vocab_size = spec.vocab_size
+        self.initialization = spec.initialization
+        self.init_from = spec.init_from
+        self.embedding = nn.Embedding(rows, dim)
+        norm = spec.embedding_norm
+        self.embedding_norm = None if norm is None else norm.build(dim=dim)
+        self.embedding_scale = math.sqrt(dim) if spec.embedding_scale == "sqrt_dim" else None
+        self.dropout = nn.Dropout(spec.dropout)
+        kind, leading = LAYERS[spec.norm_placement], spec.leading_layers
+        mlps = [spec.dense_mlp or spec.mlp] * leading
+        mlps += [spec.mlp] * (spec.num_layers - leading)
+        layers = [kind(spec, mlp=mlp) for mlp in mlps]
         heads = layers[0].attention
         turned = {"num_heads": heads.num_heads, "head_dim": heads.turned_dim}
-        self.positions = positions(dim=dim, **turned)
-        numbered = {str(i): self._numbered(one, i) for i, one in enumerate(layers)}
+        self.positions = spec.positions.build(dim=dim, **turned)
+        numbered = {str(i): self._numbered(layer, i) for i, layer in enumerate(layers)}
         self.layers = nn.ModuleDict(numbered)
-        self.parametrization = self._follow(parametrization, dim=dim)
-        self.final_norm = norm(dim=dim)
+        self.parametrization = self._follow(spec)
+        self.final_norm = spec.norm.build(dim=dim)
         # Tied, the embedding's weight is used, not shared: a shared parameter parts from its
         # twin in `to_empty`.
-        self.readout = Readout(cap=logit_cap, z_loss=z_loss)  # tied, of the embedding's rows
-        rows = {"dim": dim, "rows": padded_vocab_size}
-        self.head = None if tied_embeddings else Head(**rows, readout=self.readout)
+        self.readout = Readout(cap=spec.logit_cap, z_loss=spec.z_loss)
+        tied = spec.tied_embeddings
+        self.head = None if tied else Head(dim=dim, rows=rows, readout=self.readout)
         self.mtp = None
-        if mtp is not None:
-            last = num_layers - 1
-            further = partial(mtp, layer=lambda: self._numbered(layer(mlp=mlp), last))
-            self.mtp = further(dim=dim, num_layers=num_layers, norm=norm)
+        if spec.mtp is not None:
+            self.mtp = spec.mtp.build(
+                dim=dim,
+                num_layers=spec.num_layers,
+                layer=lambda: self._numbered(kind(spec, mlp=spec.mlp), spec.num_layers - 1),
+                norm=spec.norm,
+            )
         self.sequence_slices = self.sequence_parts = 1
         # The first token at 0, each of the others one further.
         self.places = lambda length, device: torch.arange(length, device=device)
@@ -164,11 +128,11 @@ class Decoder(nn.Module):
             losses.append(self._read(hidden, one.targets, one.counted))
         return torch.stack(losses)
 
-    def _follow(self, parametrization: Callable[..., MuP] | None, *, dim: int) -> MuP | None:
+    def _follow(self, spec: DecoderSpec) -> MuP | None:
         """Let what the layers add be multiplied as a parametrization says."""
-        if parametrization is None:
+        if spec.parametrization is None:
             return None
-        followed = parametrization(dim=dim, num_layers=self.num_layers)
+        followed: MuP = spec.parametrization.build(dim=spec.dim, num_layers=spec.num_layers)
         for layer in cast("Iterable[Layer]", self.layers.values()):
             layer.branch_multiplier = followed.branch_multiplier
         return followed
@@ -243,18 +207,3 @@ class Decoder(nn.Module):
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)
         return cast("Tensor", self.dropout(hidden))
-
-
-def _check_sizes(
-    num_layers: int, vocab_size: int, padded_vocab_size: int, padding_row: int | None
-) -> None:
-    if num_layers < 1:
-        problem = f"{num_layers} is no layer at all"
-        raise RecipeError("model.num_layers", problem, "use 1 or more")
-    if padded_vocab_size < vocab_size:
-        problem = f"{padded_vocab_size:,} rows cannot hold {vocab_size:,} tokens"
-        raise RecipeError("model.padded_vocab_size", problem, f"use {vocab_size:,} or more")
-    if padding_row is not None and not 0 <= padding_row < padded_vocab_size:
-        problem = f"there is no row {padding_row} among {padded_vocab_size:,}"
-        remedy = f"use 0 to {padded_vocab_size - 1:,}, or null for none"
-        raise RecipeError("model.initialization.padding_row", problem, remedy)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
+from components.config.model_spec.initialization import NormalSpec
 from components.model.decoder import Decoder
-from components.model.initialization import Normal
 from components.model.parametrization import weight_kind
 
 
@@ -30,7 +30,7 @@ def initial_stds(model: Decoder) -> Iterator[tuple[str, nn.Parameter, float | No
             yield name, parameter, factor * std
 
 
-def _std(normal: Normal, parameter: Tensor) -> float:
+def _std(normal: NormalSpec, parameter: Tensor) -> float:
     if normal.std != "fan_in":
         return normal.std
     outputs, inputs = parameter.shape[-2:]

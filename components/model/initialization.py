@@ -8,46 +8,12 @@ All drawing is done in float32 on the CPU: other devices have other generators.
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from components.ranges import NonNegative, Positive
-
 _BLOCK_ROWS = 1_024
-
-
-class Normal:
-    """Draw weights from a normal distribution of mean 0.
-
-    ``std: fan_in`` is ``min(1, sqrt(A / B)) / sqrt(B)`` for a map of B inputs to A outputs
-    (https://arxiv.org/abs/2310.17813, section 3, as nanochat has it). ``residual: scaled``
-    divides the deviation of maps onto the residual stream by the root of
-    their number, ``sqrt(2 num_layers)`` (the GPT-2 report, section 2.3, as Megatron's
-    ``scaled_init_method_normal`` has it); ``plain`` treats them like the others, ``zero`` lets
-    them start at 0. Embedding and head may have deviations of their own. The embedding
-    of ``padding_row``, a token that no text contains, starts at zero. With a ``cutoff`` what is
-    more than so many deviations from 0 is drawn again, as ``torch.nn.init.trunc_normal_`` does:
-    ``std`` is that of the distribution before it is cut.
-    """
-
-    def __init__(
-        self,
-        *,
-        std: NonNegative | Literal["fan_in"],
-        residual: Literal["scaled", "plain", "zero"],
-        padding_row: int | None,
-        cutoff: Positive | None = None,
-        embedding_std: NonNegative | None = None,
-        head_std: NonNegative | None = None,
-    ) -> None:
-        self.std = std
-        self.ends = {"embedding": embedding_std, "head": head_std}
-        self.residual = residual
-        self.padding_row = padding_row
-        self.cutoff = cutoff
 
 
 def draw_rows(

@@ -4,18 +4,16 @@ https://arxiv.org/abs/2405.04434, section 2.1, and https://arxiv.org/abs/2412.19
 2.1.1. Channels of a head are those that do not rotate, then those that do.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from components.attention_backends import Backend
+from components.config.model_spec.attention import LatentAttentionSpec
 from components.model.attention import Attention, AttentionCore, ForwardScope
 from components.model.products import Linear, ResidualLinear
-from components.ranges import BelowOne, Count, Heads
 
 
 class LatentAttention(Attention):
@@ -29,42 +27,23 @@ class LatentAttention(Attention):
     block have the value that switches them off.
     """
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: Heads,
-        num_kv_heads: Heads,
-        head_dim: Count,
-        rotary_dim: Count,
-        value_dim: Count,
-        query_rank: Count | None,
-        key_value_rank: Count,
-        latent_norm: Callable[..., nn.Module],
-        dropout: BelowOne,
-        backends: Sequence[Backend],
-        bias: Literal[False] = False,
-        qk_norm: None = None,
-        layer_scaling: Literal[False] = False,
-    ) -> None:
+    def __init__(self, spec: LatentAttentionSpec, *, dim: int) -> None:
         nn.Module.__init__(self)
-        assert num_kv_heads == num_heads, "the recipe's rules see to it"
-        assert rotary_dim < head_dim, "the recipe's rules see to it"
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.rotary_dim = rotary_dim
-        self.value_dim = value_dim
+        rank = spec.key_value_rank
+        self.num_heads = spec.num_heads
+        self.head_dim = spec.head_dim
+        self.rotary_dim = spec.rotary_dim
+        self.value_dim = spec.value_dim
         self.query_down = self.query_norm = None
-        if query_rank is not None:
-            self.query_down = Linear(dim, query_rank, bias=bias)
-            self.query_norm = latent_norm(dim=query_rank)
-        self.query = Linear(query_rank or dim, num_heads * head_dim, bias=bias)
-        self.key_value_down = Linear(dim, key_value_rank + rotary_dim, bias=bias)
-        self.key_value_norm = latent_norm(dim=key_value_rank)
-        inner = head_dim - rotary_dim + value_dim
-        self.key_value = Linear(key_value_rank, num_heads * inner, bias=bias)
-        self.core = AttentionCore(dropout=dropout, backends=backends)
-        self.output = ResidualLinear(num_heads * value_dim, dim, bias=bias)
+        if spec.query_rank is not None:
+            self.query_down = Linear(dim, spec.query_rank, bias=False)
+            self.query_norm = spec.latent_norm.build(dim=spec.query_rank)
+        self.query = Linear(spec.query_rank or dim, self.num_heads * self.head_dim, bias=False)
+        self.key_value_down = Linear(dim, rank + self.rotary_dim, bias=False)
+        self.key_value_norm = spec.latent_norm.build(dim=rank)
+        self.key_value = Linear(rank, spec.inner_width, bias=False)
+        self.core = AttentionCore(dropout=spec.dropout, backends=spec.backends)
+        self.output = ResidualLinear(self.num_heads * self.value_dim, dim, bias=False)
 
     @property
     @override

@@ -1,6 +1,6 @@
 """A layer of the decoder: attention and an MLP, each added to the residual stream."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -8,36 +8,29 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.model.attention import Attention, ForwardScope
 from components.model.kept import passing_on
-from components.ranges import BelowOne
 
 
 class Layer(nn.Module):
     """Add attention, then an MLP, to the residual stream, each fed through its own norm.
 
-    ``dropout`` is the fraction of either branch that training drops before it is added.
+    ``spec`` is the specification of the decoder, ``mlp`` the feed-forward part of this layer.
     ``in_graph`` says whether its parts are called within a compiled graph, without their hooks.
     """
 
     in_graph = False
     branch_multiplier = 1.0
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        attention: Callable[..., Attention],
-        mlp: Callable[..., nn.Module],
-        norm: Callable[..., nn.Module],
-        dropout: BelowOne,
-    ) -> None:
+    def __init__(self, spec: DecoderSpec, *, mlp: FeedForwardSpec) -> None:
         super().__init__()
-        self.attention_norm = norm(dim=dim)
-        self.attention = attention(dim=dim)
-        self.mlp_norm = norm(dim=dim)
-        self.mlp = mlp(dim=dim)
-        self.dropout = nn.Dropout(dropout)
+        self.attention_norm = spec.norm.build(dim=spec.dim)
+        self.attention: Attention = spec.attention.build(dim=spec.dim)
+        self.mlp_norm = spec.norm.build(dim=spec.dim)
+        self.mlp = mlp.build(dim=spec.dim)
+        self.dropout = nn.Dropout(spec.dropout)
 
     @property
     def norms(self) -> list[nn.Module]:
@@ -71,18 +64,10 @@ class SandwichLayer(Layer):
     As in Gemma 3: https://arxiv.org/abs/2503.19786, section 2.
     """
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        attention: Callable[..., Attention],
-        mlp: Callable[..., nn.Module],
-        norm: Callable[..., nn.Module],
-        dropout: BelowOne,
-    ) -> None:
-        super().__init__(dim=dim, attention=attention, mlp=mlp, norm=norm, dropout=dropout)
-        self.attention_norm_after = norm(dim=dim)
-        self.mlp_norm_after = norm(dim=dim)
+    def __init__(self, spec: DecoderSpec, *, mlp: FeedForwardSpec) -> None:
+        super().__init__(spec, mlp=mlp)
+        self.attention_norm_after = spec.norm.build(dim=spec.dim)
+        self.mlp_norm_after = spec.norm.build(dim=spec.dim)
 
     @property
     @override

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from components.config.model_spec.feed_forward import MLPSpec
 from components.model.products import Linear, ResidualLinear, wanted_gradients
 
 Activation = Callable[[Tensor], Tensor]
@@ -86,20 +87,13 @@ class MLP(nn.Module):
     equation 6; plain it is ``down(activation(up(x)))``.
     """
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        ffn_dim: int,
-        activation: Literal["silu", "gelu", "gelu_tanh", "relu_squared", "xielu"],
-        gated: bool,
-        bias: bool,
-    ) -> None:
+    def __init__(self, spec: MLPSpec, *, dim: int) -> None:
         super().__init__()
-        self.activation = XIELU() if activation == "xielu" else ACTIVATIONS[activation]
-        self.gate = Linear(dim, ffn_dim, bias=bias) if gated else None
-        self.up = Linear(dim, ffn_dim, bias=bias)
-        self.down = ResidualLinear(ffn_dim, dim, bias=bias)
+        width, bias, name = spec.ffn_dim, spec.bias, spec.activation
+        self.activation = XIELU() if name == "xielu" else ACTIVATIONS[name]
+        self.gate = Linear(dim, width, bias=bias) if spec.gated else None
+        self.up = Linear(dim, width, bias=bias)
+        self.down = ResidualLinear(width, dim, bias=bias)
 
     def forward(self, hidden: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch seq dim"]:
         if self.gate is None:

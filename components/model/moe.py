@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
-from components.errors import RecipeError
+from components.config.model_spec.feed_forward import ExpertsSpec
 from components.model.expert_products import (
     Matrices,
     grouped_products,
@@ -30,7 +30,6 @@ from components.model.routing import (
     force_uniform,
     record,
 )
-from components.ranges import Count, NonNegative, Positive
 from components.torch_internals.operators import in_backward
 
 Result = TypeVar("Result")
@@ -61,62 +60,37 @@ class Experts(nn.Module):
     (https://arxiv.org/abs/2401.06066, section 3.2). The other keys with a default are those of
     `ChoiceRule`. With a ``balance_rate`` each expert has a bias, which is added to the scores
     for the choice alone, and which `balance` moves by the rate after each step: a buffer.
-
-    Raises:
-        RecipeError: more experts a token than there are.
     """
 
     routing: Routing | None
     choice_bias: Float[Tensor, "experts"] | None
     load: Int[Tensor, "experts"] | None  # tokens of each expert since it was last taken
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_experts: int,
-        top_k: int,
-        ffn_dim: int,
-        activation: Literal["silu", "gelu", "gelu_tanh"],
-        gated: bool,
-        renormalize: bool,
-        routing: Literal["learned", "uniform"],
-        auxiliary_loss: NonNegative,
-        auxiliary_scope: Literal["layer", "model"],
-        z_loss: NonNegative,
-        path: Literal["auto", "grouped", "loop"],
-        shared_ffn_dim: Count | None = None,
-        scores: Literal["softmax", "sigmoid"] = "softmax",
-        weight_scale: Positive = 1.0,
-        num_groups: Count = 1,
-        top_groups: Count = 1,
-        balance_rate: NonNegative | None = None,
-    ) -> None:
+    def __init__(self, spec: ExpertsSpec, *, dim: int) -> None:
         super().__init__()
-        if not 1 <= top_k <= num_experts:
-            problem = f"{top_k} experts a token cannot be chosen of num_experts = {num_experts}"
-            raise RecipeError("model.mlp.top_k", problem, f"choose 1 to {num_experts}")
-        assert num_experts % num_groups == 0, "the recipe's rules see to it"
-        self.rule = ChoiceRule(top_k, renormalize, scores, weight_scale, num_groups, top_groups)
-        self.balance_rate = balance_rate
-        self.uniform = routing == "uniform"
-        self.auxiliary_loss = auxiliary_loss
-        self.auxiliary_scope = auxiliary_scope
-        self.z_loss = z_loss
-        self.mixture = Mixture(path=path)
-        self.activation = ACTIVATIONS[activation]
+        num_experts, width = spec.num_experts, spec.ffn_dim
+        self.rule = ChoiceRule(
+            top_k=spec.top_k,
+            renormalize=spec.renormalize,
+            scores=spec.scores,
+            weight_scale=spec.weight_scale,
+            num_groups=spec.num_groups,
+            top_groups=spec.top_groups,
+        )
+        self.balance_rate = spec.balance_rate
+        self.uniform = spec.routing == "uniform"
+        self.auxiliary_loss = spec.auxiliary_loss
+        self.auxiliary_scope = spec.auxiliary_scope
+        self.z_loss = spec.z_loss
+        self.mixture = Mixture(path=spec.path)
+        self.activation = ACTIVATIONS[spec.activation]
         self.routing = None
         self.router = nn.Linear(dim, num_experts, bias=False)
-        self.gate = Stack(num_experts, ffn_dim, dim) if gated else None
-        self.up = Stack(num_experts, ffn_dim, dim)
-        self.down = Stack(num_experts, dim, ffn_dim, writes_residual=True)
-        self.shared = None
-        if shared_ffn_dim is not None:
-            width = shared_ffn_dim
-            self.shared = MLP(
-                dim=dim, ffn_dim=width, activation=activation, gated=gated, bias=False
-            )
-        bias = None if balance_rate is None else torch.zeros(num_experts)
+        self.gate = Stack(num_experts, width, dim) if spec.gated else None
+        self.up = Stack(num_experts, width, dim)
+        self.down = Stack(num_experts, dim, width, writes_residual=True)
+        self.shared = None if spec.shared is None else MLP(spec.shared, dim=dim)
+        bias = None if spec.balance_rate is None else torch.zeros(num_experts)
         self.register_buffer("choice_bias", bias)
         self.load = None
 

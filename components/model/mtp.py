@@ -17,10 +17,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from components.config.model_spec.mtp import MTPSpec
+from components.config.model_spec.norms import NormSpec
 from components.model.attention import ForwardScope
 from components.model.layer import Layer
 from components.model.products import Linear
-from components.ranges import Layers, Positive
 
 
 class FurtherTokens(NamedTuple):
@@ -34,13 +35,13 @@ class FurtherTokens(NamedTuple):
 class PredictionDepth(nn.Module):
     """Make the states that predict one token further."""
 
-    def __init__(self, *, dim: int, layer: Layer, norm: Callable[..., nn.Module]) -> None:
+    def __init__(self, *, dim: int, layer: Layer, norm: NormSpec) -> None:
         super().__init__()
-        self.embedding_norm = norm(dim=dim)
-        self.hidden_norm = norm(dim=dim)
+        self.embedding_norm = norm.build(dim=dim)
+        self.hidden_norm = norm.build(dim=dim)
         self.projection = Linear(2 * dim, dim, bias=False)
         self.layer = layer
-        self.final_norm = norm(dim=dim)
+        self.final_norm = norm.build(dim=dim)
 
     def forward(
         self,
@@ -60,17 +61,16 @@ class MultiTokenPrediction(nn.ModuleDict):
 
     def __init__(
         self,
+        spec: MTPSpec,
         *,
-        depth: Layers,
-        loss_weight: Positive,
         dim: int,
         num_layers: int,
         layer: Callable[[], Layer],
-        norm: Callable[..., nn.Module],
+        norm: NormSpec,
     ) -> None:
-        numbers = range(num_layers, num_layers + depth)
+        numbers = range(num_layers, num_layers + spec.depth)
         super().__init__({
             str(number): PredictionDepth(dim=dim, layer=layer(), norm=norm)
             for number in numbers
         })
-        self.loss_weight = loss_weight
+        self.loss_weight = spec.loss_weight

@@ -5,9 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from components.errors import RecipeError
+from components.config.model_spec.norms import NormSpec
 from components.model.products import as_given
-from components.ranges import NonNegative
 
 
 class Norm(nn.Module):
@@ -16,23 +15,14 @@ class Norm(nn.Module):
     RMSNorm is https://arxiv.org/abs/1910.07467, equation 4, with ``eps`` added to the mean
     square; LayerNorm is https://arxiv.org/abs/1607.06450. Both are torch's own kernels, which
     take sums in float32 and give the precision that came in, without autocast.
-
-    Raises:
-        RecipeError: a bias without centering, which no kernel and no published model has.
     """
 
-    def __init__(
-        self, *, dim: int, eps: NonNegative, center: bool, weight: bool, bias: bool
-    ) -> None:
+    def __init__(self, spec: NormSpec, *, dim: int) -> None:
         super().__init__()
-        if bias and not center:
-            problem = "true, but a norm that does not center has no bias"
-            remedy = "set model.norm.bias=false, or model.norm.center=true for LayerNorm"
-            raise RecipeError("model.norm.bias", problem, remedy)
-        self.eps = eps
-        self.center = center
-        self.weight = nn.Parameter(torch.ones(dim)) if weight else None
-        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+        self.eps = spec.eps
+        self.center = spec.center
+        self.weight = nn.Parameter(torch.ones(dim)) if spec.weight else None
+        self.bias = nn.Parameter(torch.zeros(dim)) if spec.bias else None
 
     def forward(self, hidden: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         shape = hidden.shape[-1:]

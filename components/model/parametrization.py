@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from torch import nn
 
-from components.ranges import Count, Layers, Positive, Share
+from components.config.model_spec.parametrization import CompletePSpec, MuPSpec
 
 WeightKind = Literal["hidden", "router", "vector", "end"]
 
@@ -55,18 +55,10 @@ class MuP:
     branch_multiplier = 1.0
     depth = 1.0  # layers for each of the base's
 
-    def __init__(
-        self,
-        *,
-        dim: Count,
-        num_layers: Layers,
-        base_dim: Count,
-        embedding_multiplier: Positive = 1.0,
-        output_multiplier: Positive = 1.0,
-    ) -> None:
-        self.width = dim / base_dim
-        self.embedding_multiplier = embedding_multiplier
-        self.output_multiplier = output_multiplier / self.width
+    def __init__(self, spec: MuPSpec, *, dim: int, num_layers: int) -> None:
+        self.width = dim / spec.base_dim
+        self.embedding_multiplier = spec.embedding_multiplier
+        self.output_multiplier = spec.output_multiplier / self.width
 
     def std_factor(self, kind: WeightKind) -> float:
         """Return what multiplies the deviation of a kind of first weights."""
@@ -99,27 +91,11 @@ class CompleteP(MuP):
     wide as others. The authors' code is the branch ``completep`` of EleutherAI's nanoGPT-mup.
     """
 
-    def __init__(
-        self,
-        *,
-        dim: Count,
-        num_layers: Layers,
-        base_dim: Count,
-        base_layers: Layers,
-        depth_exponent: Share = 1.0,
-        embedding_multiplier: Positive = 1.0,
-        output_multiplier: Positive = 1.0,
-    ) -> None:
-        super().__init__(
-            dim=dim,
-            num_layers=num_layers,
-            base_dim=base_dim,
-            embedding_multiplier=embedding_multiplier,
-            output_multiplier=output_multiplier,
-        )
-        self.depth = num_layers / base_layers
-        self.depth_exponent = depth_exponent
-        self.branch_multiplier = math.pow(self.depth, -depth_exponent)
+    def __init__(self, spec: CompletePSpec, *, dim: int, num_layers: int) -> None:
+        super().__init__(spec, dim=dim, num_layers=num_layers)
+        self.depth = num_layers / spec.base_layers
+        self.depth_exponent = spec.depth_exponent
+        self.branch_multiplier = math.pow(self.depth, -self.depth_exponent)
 
     def _depth_factors(self) -> tuple[float, float]:
         return math.pow(self.depth, self.depth_exponent - 1.0), self.branch_multiplier

@@ -8,9 +8,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
+from components.config.model_spec.positions import (
+    InterleavedRotarySpec,
+    LearnedSpec,
+    PositionsSpec,
+    RotarySpec,
+)
 from components.errors import RecipeError
 from components.model.rotary_scaling import Scaling
-from components.ranges import Layers, Positive
 
 
 class Rotation:
@@ -72,8 +77,9 @@ class Placement:
 class Positions(nn.Module):
     """Place the tokens by their order alone; other kinds say what else a place does."""
 
-    def __init__(self, *, dim: int, num_heads: int, head_dim: int) -> None:
+    def __init__(self, spec: PositionsSpec, *, dim: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
+        self.spec = spec
         self.dim = dim
         self.num_heads = num_heads
         self.head_dim = head_dim
@@ -95,29 +101,14 @@ class Rotary(Positions):
     checkpoints; the paper and Meta's Llama pair ``(2 i, 2 i + 1)``. A
     ``scaling`` slows pairs down. Layers with a window turn by ``local_base``, where there is
     one, and are not slowed (Gemma 3, https://arxiv.org/abs/2503.19786, section 2).
-
-    Raises:
-        RecipeError: ``head_dim`` is odd.
     """
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        head_dim: int,
-        base: Positive,
-        scaling: Scaling | None = None,
-        local_base: Positive | None = None,
-    ) -> None:
-        super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim)
-        if head_dim % 2:
-            problem = f"{head_dim} is odd, but rotary positions turn channels in pairs"
-            remedy = f"use {head_dim - 1} or {head_dim + 1}"
-            raise RecipeError("model.attention.head_dim", problem, remedy)
-        self.base = base
-        self.scaling = scaling
-        self.local_base = local_base
+    def __init__(self, spec: RotarySpec, *, dim: int, num_heads: int, head_dim: int) -> None:
+        super().__init__(spec, dim=dim, num_heads=num_heads, head_dim=head_dim)
+        self.base = spec.base
+        scaling = spec.scaling
+        self.scaling: Scaling | None = None if scaling is None else scaling.build()
+        self.local_base = spec.local_base
 
     def forward(self, places: Int[Tensor, " seq"]) -> Placement:
         rotation, local = self._rotation(places, self.base, self.scaling), None
@@ -145,19 +136,10 @@ class InterleavedRotary(Rotary):
     """
 
     def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        head_dim: int,
-        base: Positive,
-        skip_every: Layers,
-        scaling: Scaling | None = None,
-        local_base: Positive | None = None,
+        self, spec: InterleavedRotarySpec, *, dim: int, num_heads: int, head_dim: int
     ) -> None:
-        heads = {"num_heads": num_heads, "head_dim": head_dim}
-        super().__init__(dim=dim, **heads, base=base, scaling=scaling, local_base=local_base)
-        self.skip_every = skip_every
+        super().__init__(spec, dim=dim, num_heads=num_heads, head_dim=head_dim)
+        self.skip_every: int = spec.skip_every
 
     @override
     def turns(self, layer: int) -> bool:
@@ -174,7 +156,7 @@ class Alibi(Positions):
         return Placement(places=places, slopes=self.slopes(places.device))
 
     def slopes(self, device: torch.device) -> Float[Tensor, " heads"]:
-        """Return what a score falls by for each place; the rules know such classes by it."""
+        """Return what a score falls by for each place."""
         return torch.tensor(alibi_slopes(self.num_heads), device=device)
 
 
@@ -185,9 +167,9 @@ class Learned(Positions):
         RecipeError: when called, the sequence is longer than there are positions.
     """
 
-    def __init__(self, *, dim: int, num_heads: int, head_dim: int, num_positions: int) -> None:
-        super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim)
-        self.weight = nn.Parameter(torch.zeros(num_positions, dim))
+    def __init__(self, spec: LearnedSpec, *, dim: int, num_heads: int, head_dim: int) -> None:
+        super().__init__(spec, dim=dim, num_heads=num_heads, head_dim=head_dim)
+        self.weight = nn.Parameter(torch.zeros(spec.num_positions, dim))
 
     def forward(self, places: Int[Tensor, " seq"]) -> Placement:
         if len(places) > len(self.weight):

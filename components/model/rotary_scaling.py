@@ -12,8 +12,11 @@ from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
-from components.errors import RecipeError
-from components.ranges import Count, Positive
+from components.config.model_spec.rotary_scaling import (
+    LinearScalingSpec,
+    Llama3ScalingSpec,
+    YarnScalingSpec,
+)
 
 Frequencies = Float[Tensor, " pairs"]
 
@@ -31,8 +34,8 @@ class Scaling(ABC):
 class LinearScaling(Scaling):
     """Divide all frequencies, and with them all places, https://arxiv.org/abs/2306.15595."""
 
-    def __init__(self, *, factor: Positive) -> None:
-        self.factor = factor
+    def __init__(self, spec: LinearScalingSpec) -> None:
+        self.factor = spec.factor
 
     @override
     def __call__(self, frequencies: Frequencies, *, base: float) -> Frequencies:
@@ -45,27 +48,13 @@ class Llama3Scaling(Scaling):
     A pair that makes fewer than ``low_frequency_factor`` turns within ``original_tokens`` is
     slow, one that makes more than ``high_frequency_factor`` fast (Llama 3.1's own code,
     ``apply_scaling`` in github.com/meta-llama/llama-models, models/llama3/model.py).
-
-    Raises:
-        RecipeError: the first factor is not below the second.
     """
 
-    def __init__(
-        self,
-        *,
-        factor: Positive,
-        low_frequency_factor: Positive,
-        high_frequency_factor: Positive,
-        original_tokens: Count,
-    ) -> None:
-        if low_frequency_factor >= high_frequency_factor:
-            problem = f"{low_frequency_factor} is not below {high_frequency_factor}"
-            remedy = "give fewer turns than high_frequency_factor"
-            raise RecipeError("model.positions.scaling.low_frequency_factor", problem, remedy)
-        self.factor = factor
-        self.low = low_frequency_factor
-        self.high = high_frequency_factor
-        self.original_tokens = original_tokens
+    def __init__(self, spec: Llama3ScalingSpec) -> None:
+        self.factor = spec.factor
+        self.low = spec.low_frequency_factor
+        self.high = spec.high_frequency_factor
+        self.original_tokens = spec.original_tokens
 
     @override
     def __call__(self, frequencies: Frequencies, *, base: float) -> Frequencies:
@@ -83,18 +72,12 @@ class YarnScaling(Scaling):
     temperature is in the rotation.
     """
 
-    def __init__(
-        self,
-        *,
-        factor: Positive,
-        original_tokens: Count,
-        beta_fast: Positive,
-        beta_slow: Positive,
-    ) -> None:
+    def __init__(self, spec: YarnScalingSpec) -> None:
+        factor = spec.factor
         self.factor = factor
-        self.original_tokens = original_tokens
-        self.beta_fast = beta_fast
-        self.beta_slow = beta_slow
+        self.original_tokens = spec.original_tokens
+        self.beta_fast = spec.beta_fast
+        self.beta_slow = spec.beta_slow
         self.magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     @override

@@ -7,12 +7,15 @@ the numbers of one is in :mod:`components.config.rules.data`.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
-from components.ranges import Count, Share, Tokens
+from components.config.optim_spec.schedules import (
+    ChainSpec,
+    ConstantSpec,
+    CosineSpec,
+    WarmupStableDecaySpec,
+)
 
 
 @runtime_checkable
@@ -25,21 +28,14 @@ class Schedule(Protocol):
     def __call__(self, tokens: int) -> float: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Constant:
+class Constant(ConstantSpec):
     """Ramp linearly from ``warmup_from`` to ``value`` and stay there."""
-
-    total_tokens: Count
-    warmup_tokens: Tokens
-    warmup_from: Share
-    value: Share
 
     def __call__(self, tokens: int) -> float:
         return _warmed(tokens, self.warmup_tokens, self.warmup_from, self.value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cosine:
+class Cosine(CosineSpec):
     """Ramp linearly from ``warmup_from`` to ``start``, then fall by half a cosine to ``end``.
 
     Megatron's ``OptimizerParamScheduler.get_lr``: the half wave spans what the warm-up leaves
@@ -47,14 +43,6 @@ class Cosine:
     planned for more, ``planned_tokens``, is cut at ``total_tokens`` before it reaches ``end``;
     one that is not begun at its start is ``skipped_tokens`` further from the warm-up's end on.
     """
-
-    total_tokens: Count
-    warmup_tokens: Tokens
-    warmup_from: Share
-    start: Share
-    end: Share
-    planned_tokens: Count | None = None
-    skipped_tokens: Tokens = 0
 
     def __call__(self, tokens: int) -> float:
         if tokens < self.warmup_tokens:
@@ -66,8 +54,7 @@ class Cosine:
         return self.end + 0.5 * (1.0 + math.cos(math.pi * done)) * (self.start - self.end)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WarmupStableDecay:
+class WarmupStableDecay(WarmupStableDecaySpec):
     """Ramp linearly from ``warmup_from`` to ``start``, stay, and fall over ``decay_tokens``.
 
     WSD, https://arxiv.org/abs/2404.06395, section 4; the decay is the last part of
@@ -76,14 +63,6 @@ class WarmupStableDecay:
     Megatron calls exponential (its ``minus_sqrt`` is ``1-sqrt``). All end exactly at ``end``.
     A decay that takes all that the warm-up leaves is a plain linear schedule.
     """
-
-    total_tokens: Count
-    warmup_tokens: Tokens
-    decay_tokens: Count
-    warmup_from: Share
-    start: Share
-    end: Share
-    decay_shape: Literal["linear", "1-sqrt", "cosine", "exponential"]
 
     def __call__(self, tokens: int) -> float:
         begin = self.total_tokens - self.decay_tokens
@@ -95,25 +74,25 @@ class WarmupStableDecay:
         return self.end + left * (self.start - self.end)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chain:
+class Chain(ChainSpec):
     """Run schedules one after another, each over its own ``total_tokens``, in the order given.
 
     A phase begins at the token at which the one before it ends, and counts from 0. A run that
     begins at token 0 on the weights of an older run needs no chain.
     """
 
-    phases: Mapping[str, Schedule]
-
     @property
     def total_tokens(self) -> int:
-        return sum(phase.total_tokens for phase in self.phases.values())
+        return sum(phase.total_tokens for phase in self._schedules())
 
     def __call__(self, tokens: int) -> float:
-        phases = list(self.phases.values())
+        phases = self._schedules()
         ends = list(accumulate(phase.total_tokens for phase in phases))
         current = next((i for i, end in enumerate(ends) if tokens < end), len(phases) - 1)
         return phases[current](tokens - (ends[current] - phases[current].total_tokens))
+
+    def _schedules(self) -> list[Schedule]:
+        return [cast("Schedule", phase) for phase in self.phases.values()]
 
 
 def _warmed(tokens: int, warmup_tokens: int, warmup_from: float, value: float) -> float:

@@ -12,11 +12,11 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from components.config.layout import AXES
+from components.config.model_spec.decoder import DecoderSpec
 from components.config.recipe import Recipe
 from components.config.rules.attention import attention_backends, attention_passes
 from components.config.rules.engine import FLOAT8
 from components.config.schema.sections import Parallelism, Precision
-from components.config.shape import ModelShape
 from components.config.stages import StagePlacement, splits_backward, style_of
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -131,7 +131,7 @@ class TrainingJob:
     ``attention_passes`` is then the mean, and one that is not fused counts for all.
     """
 
-    shape: ModelShape
+    shape: DecoderSpec
     layout: ParallelLayout
     sequence_length: int
     microbatch_sequences: int

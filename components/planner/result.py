@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 from components.config.derived import FlopsPerToken
 from components.config.layout import AXES
+from components.config.model_spec.decoder import DecoderSpec
 from components.config.recipe import Recipe
 from components.config.schema.sections import AssumedValue, PublishedFigure
-from components.config.shape import ModelShape
 from components.errors import RecipeError
 from components.planner.experts import load_factor
 from components.planner.job import TrainingJob
@@ -334,7 +334,7 @@ def _hardware_flops(job: TrainingJob, full: float) -> float:
 
 
 def flops_by_convention(
-    shape: ModelShape, sequence_length: int, *, pipeline: int
+    shape: DecoderSpec, sequence_length: int, *, pipeline: int
 ) -> dict[str, float]:
     """Count FLOPs a token of forward and backward in seven conventions.
 
@@ -368,7 +368,7 @@ def flops_by_convention(
     }
 
 
-def _megatron_logged(shape: ModelShape, sequence_length: int) -> float:
+def _megatron_logged(shape: DecoderSpec, sequence_length: int) -> float:
     """Return c L h^2 (1 + s / 6 h + V / 16 L h) of a forward pass: c is 24, 32 with a gate."""
     layers, dim = shape.num_layers, shape.dim
     factor = 32 if shape.mlp.gated else 24

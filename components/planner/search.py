@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
 from components.config.schema.sections import Parallelism
-from components.config.shape import stage_layers
-from components.config.stages import StagePlacement
+from components.config.stages import StagePlacement, stage_layers
 from components.errors import RecipeError
 from components.planner import memory, states
 from components.planner.job import TrainingJob, job_of, layout_of, moments_of, number_bytes

@@ -22,10 +22,10 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from command.main import main
 from components.build import build
+from components.config.part_nodes import read_decoder
 from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 from components.convert.family import choose_family
-from components.convert.features import read_features
 from components.convert.folder import their_tensors
 
 WORDS = [
@@ -142,7 +142,7 @@ def test_its_losses_are_ours_in_a_miniature(emitted: tuple[str, Recipe, Any]) ->
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.02)
-    features = read_features(thaw(recipe.model))
+    features = read_decoder(thaw(recipe.model))
     rows = features.padded_vocab_size
     named = dict(model.named_parameters())
     theirs = their_tensors(named, choose_family(features), features, rows=rows)

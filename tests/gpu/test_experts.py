@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.device_mesh import init_device_mesh
 
+from components.config.model_spec.feed_forward import ExpertsSpec
 from components.distributed.compile import compile_layers
 from components.distributed.experts import ExchangedMixture
 from components.model.expert_products import Matrices, has_grouped_kernel
@@ -40,18 +41,20 @@ class Layers(nn.Module):
 def layers_of(dtype: torch.dtype) -> Layers:
     torch.manual_seed(0)
     experts = Experts(
+        ExpertsSpec(
+            num_experts=NUM_EXPERTS,
+            top_k=TOP_K,
+            ffn_dim=FFN_DIM,
+            activation="silu",
+            gated=True,
+            renormalize=True,
+            routing="learned",
+            auxiliary_loss=0.01,
+            auxiliary_scope="model",
+            z_loss=0.001,
+            path="auto",
+        ),
         dim=DIM,
-        num_experts=NUM_EXPERTS,
-        top_k=TOP_K,
-        ffn_dim=FFN_DIM,
-        activation="silu",
-        gated=True,
-        renormalize=True,
-        routing="learned",
-        auxiliary_loss=0.01,
-        auxiliary_scope="model",
-        z_loss=0.001,
-        path="auto",
     )
     with torch.no_grad():
         experts.router.weight.copy_(torch.eye(NUM_EXPERTS, DIM))

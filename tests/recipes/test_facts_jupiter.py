@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
+from components.config.part_nodes import read_decoder
 from components.convert.family import choose_family
-from components.convert.features import read_features
 from tests.recipes.differences import composed
 
 # layers, width, heads, width of the feed-forward, nodes of four GPUs, sequences a pass
@@ -67,7 +67,7 @@ def test_the_qwen3_reference_is_transformers_qwen3_to_the_parameter() -> None:
         model = AutoModelForCausalLM.from_config(Qwen3Config(**QWEN3_CONFIG))
     recipe = composed(QWEN3, "full")
     assert recipe.derived.parameters.total == model.num_parameters() == 1_720_574_976
-    features = read_features(recipe.model)
+    features = read_decoder(recipe.model)
     family = choose_family(features)
     assert family.architecture == "Qwen3ForCausalLM"
     shape = family.shape(features) | {"vocab_size": features.vocab_size}

@@ -12,10 +12,11 @@ from typing import Any
 from command.actions.emit.checks import VERSION, check_recipe, class_of
 from command.arguments import Arguments
 from command.composition.compose import compose_recipe
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.part_nodes import read_decoder as read_decoder
 from components.config.recipe import Recipe
 from components.config.schema.sections import Parallelism
-from components.config.schema.types import thaw
-from components.convert.features import Features, read_features
+from components.config.schema.types import thaw as thaw
 from components.data.files import create_folder
 from components.errors import RecipeError
 from components.terminal import say, tell
@@ -57,7 +58,7 @@ def write_files(recipe: Recipe, command: str) -> dict[str, str]:
     Raises:
         RecipeError: torchtitan cannot train the recipe.
     """
-    features = read_features(thaw(recipe.model))
+    features = recipe.shape
     check_recipe(recipe, features)
     return {
         f"{recipe.name}.toml": _write_toml(command, _list_sections(recipe)),
@@ -140,11 +141,11 @@ def _value(value: object) -> str:
     return repr(value) if type(value) is float else json.dumps(value, ensure_ascii=False)
 
 
-def _write_module(recipe: Recipe, features: Features) -> str:
+def _write_module(recipe: Recipe, features: DecoderSpec) -> str:
     from jinja2 import StrictUndefined, Template
 
     first = features.initialization
-    layers = 2 * features.num_layers if first["residual"] == "scaled" else 1
+    layers = 2 * features.num_layers if first.residual == "scaled" else 1
     template: Template = Template(
         Path(__file__).with_name("torchtitan.py.j2").read_text("utf-8"),
         undefined=StrictUndefined,
@@ -160,9 +161,9 @@ def _write_module(recipe: Recipe, features: Features) -> str:
         # Its width is multiple_of x ceil(int(multiplier x int(8 dim / 3)) / multiple_of).
         multiplier=features.mlp.ffn_dim / (16 * features.dim / 3),
         length=recipe.budget.sequence_length,
-        std=first["std"],
-        residual_std=first["std"] / layers**0.5,
-        cutoff=first.get("cutoff"),
+        std=first.initializer_range,
+        residual_std=first.initializer_range / layers**0.5,
+        cutoff=first.cutoff,
         kind={"Cosine": "cosine", "WarmupStableDecay": "wsd"}[class_of(recipe.schedule)],
         rates=recipe.schedule,
         step_tokens=recipe.budget.global_batch_tokens,

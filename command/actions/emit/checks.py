@@ -7,10 +7,10 @@ that is none of these is newer than the two tables below; it is refused, not sil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from components.config.model_spec.decoder import DecoderSpec
 from components.config.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.user_overrides import leaves
-from components.convert.features import Features
 from components.errors import RecipeError
 
 VERSION = "0.2.2"
@@ -76,7 +76,7 @@ AS_IS = "a model with what torchtitan's Llama 3 lacks can only be trained here"
 ONE_STD = "all maps begin with one deviation"
 
 
-def check_recipe(recipe: Recipe, features: Features) -> None:
+def check_recipe(recipe: Recipe, features: DecoderSpec) -> None:
     """Raise a RecipeError that lists every key that torchtitan cannot train."""
     checks = [
         *_check_model(features),
@@ -113,7 +113,7 @@ def class_of(node: Mapping[str, Any]) -> str:
     return str(node["_target_"]).rpartition(".")[2]
 
 
-def _check_model(m: Features) -> Iterator[Check]:
+def _check_model(m: DecoderSpec) -> Iterator[Check]:
     """Compare with torchtitan's Llama 3."""
     from components.convert.llama import Llama  # imports torch
 
@@ -135,13 +135,13 @@ def _check_model(m: Features) -> Iterator[Check]:
 
 
 def _check_initialization(recipe: Recipe) -> Iterator[Check]:
-    first, prefix = recipe.model["initialization"], "model.initialization"
-    row = first.get("padding_row") is None
+    first, prefix = recipe.shape.initialization, "model.initialization"
+    row = first.padding_row is None
     yield f"{prefix}.padding_row", row, "no row begins at 0", "=null"
     for key in ("embedding_std", "head_std"):
-        yield f"{prefix}.{key}", first.get(key) in {None, first["std"]}, ONE_STD, "=null"
-    yield f"{prefix}.std", first["std"] != "fan_in", ONE_STD, "=0.02"
-    yield f"{prefix}.residual", first["residual"] != "zero", "none is 0", "=plain"
+        yield f"{prefix}.{key}", getattr(first, key) in {None, first.std}, ONE_STD, "=null"
+    yield f"{prefix}.std", first.std != "fan_in", ONE_STD, "=0.02"
+    yield f"{prefix}.residual", first.residual != "zero", "none is 0", "=plain"
 
 
 def _check_classes(recipe: Recipe) -> Iterator[Check]:
@@ -164,7 +164,7 @@ def _check_training(recipe: Recipe) -> Iterator[Check]:
     summed = precision.reduce == precision.accumulate == "float32"
     sums = "set precision.reduce=float32 precision.accumulate=float32"
     master = precision.master in {"auto", "float32"}
-    fresh = recipe.model["init_from"] == "none"
+    fresh = recipe.shape.init_from == "none"
     by_hand = "=none, and name them there by hand"
     yield from (
         ("optimizer", name == "AdamW", f"it has AdamW, not {name}", "=adamw"),
@@ -183,13 +183,13 @@ def _check_training(recipe: Recipe) -> Iterator[Check]:
 
 def _check_targets(recipe: Recipe) -> Iterator[Check]:
     """Check which tokens a step predicts, and that the run never changes."""
-    data, rates, model = recipe.data, recipe.schedule, recipe.model
+    data, rates, model = recipe.data, recipe.schedule, recipe.shape
     plain, joined = data.goldfish == "none", data.packing == "concatenate"
     masked = "it finds documents by its own end of text"
     alone = recipe.parent is None
     other = "it begins with first weights, not with another run's"
     export = "export the parent, and name its weights there by hand"
-    next_token, one_rate = model.get("mtp") is None, model.get("parametrization") is None
+    next_token, one_rate = model.mtp is None, model.parametrization is None
     yield from (
         ("data.document_mask", not data.document_mask, masked, "=false"),
         ("data.goldfish", plain, "all targets count", "=none"),
@@ -198,8 +198,8 @@ def _check_targets(recipe: Recipe) -> Iterator[Check]:
         ("data.skip", not data.skip, "it leaves no sample out", "=[]"),
         ("schedule.planned_tokens", not rates.get("planned_tokens"), "not written", "=null"),
         ("schedule.skipped_tokens", not rates.get("skipped_tokens"), "not written", "=0"),
-        ("model.z_loss", not model.get("z_loss"), "it has cross-entropy alone", "=0.0"),
-        ("model.dense_mlp", not model.get("dense_mlp"), "all its layers are alike", "=null"),
+        ("model.z_loss", not model.z_loss, "it has cross-entropy alone", "=0.0"),
+        ("model.dense_mlp", model.dense_mlp is None, "all its layers are alike", "=null"),
         ("model.mtp", next_token, "it predicts the next token", "=null"),
         ("model.parametrization", one_rate, "all widths have one rate", "=null"),
         ("phases", not recipe.phases, "a run is the same from its begin to its end", "={}"),

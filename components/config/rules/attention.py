@@ -1,11 +1,9 @@
 """Rules of attention: which of the recipe's backends will serve on its device."""
 
-from collections.abc import Mapping
 from typing import Literal
 
 from components.attention_backends import AttentionCase, Backend, serving
 from components.config.recipe import Recipe
-from components.config.targets import read_signature
 
 
 def attention_backends(recipe: Recipe) -> dict[bool, tuple[Backend, ...]]:
@@ -17,7 +15,7 @@ def attention_backends(recipe: Recipe) -> dict[bool, tuple[Backend, ...]]:
     Raises:
         RecipeError: none of the order has a kernel for this recipe.
     """
-    order = recipe.model["attention"].get("backends", ())
+    order = recipe.shape.attention.backends
     return {
         narrow: serving(order, _case(recipe, narrow=narrow)) if order else ()
         for narrow in sorted(set(_are_narrow(recipe)))
@@ -26,7 +24,7 @@ def attention_backends(recipe: Recipe) -> dict[bool, tuple[Backend, ...]]:
 
 def attention_passes(recipe: Recipe) -> float:
     """Average over layers how often their backend goes over the scores: flex drops in two."""
-    if not recipe.model["attention"].get("dropout", 0):
+    if not recipe.shape.attention.dropout:
         return 1
     kernels, layers = attention_backends(recipe), _are_narrow(recipe)
     return 1 + sum(kernels[narrow][:1] == ("flex",) for narrow in layers) / len(layers)
@@ -41,7 +39,7 @@ def _case(recipe: Recipe, *, narrow: bool) -> AttentionCase:
     compute, shape, degrees = recipe.precision.compute, recipe.shape, recipe.parallelism
     heads = shape.attention.num_heads / degrees.tensor
     keys = max(shape.attention.num_kv_heads / degrees.tensor, 1)
-    sloped = _has_slopes(recipe.model["positions"])
+    sloped = shape.positions.has_slopes
     mask: Literal["causal", "offset", "structured"] = "structured"
     if not (recipe.data.document_mask or sloped or narrow):
         mask = "causal" if degrees.context == 1 else "offset"
@@ -50,11 +48,6 @@ def _case(recipe: Recipe, *, narrow: bool) -> AttentionCase:
         dtype="bfloat16" if compute in {"auto", "float8"} else compute,
         head_dim=shape.attention.head_dim,
         grouped=heads != keys,
-        dropout=recipe.model["attention"].get("dropout", 0) > 0,
+        dropout=recipe.shape.attention.dropout > 0,
         mask=mask,
     )
-
-
-def _has_slopes(positions: Mapping[str, object]) -> bool:
-    """Whether the class of the positions computes slopes; by its methods, not its name."""
-    return "slopes" in read_signature(positions["_target_"], "model.positions._target_").marks

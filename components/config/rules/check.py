@@ -12,7 +12,7 @@ from components.config.recipe import Recipe
 from components.config.rules import engine
 from components.config.rules.batch import check_microbatches
 from components.config.rules.layout import check_degrees
-from components.config.rules.model import check_further, check_model, check_shape
+from components.config.rules.model import check_further, check_shape
 from components.config.rules.parametrization import check_parametrization
 from components.config.schema.data import DataSection, Source
 from components.config.schema.sections import Precision
@@ -27,7 +27,6 @@ PEAKS = ("start", "value")  # where a warm-up ends
 def check_rules(recipe: Recipe) -> None:
     """Raise a RecipeError for the first rule between fields that is broken."""
     check_shape(recipe.shape)
-    check_model(recipe.model)
     check_parametrization(recipe)
     check_further(recipe.shape.mtp_depth, recipe.budget.sequence_length)
     check_schedule(recipe.schedule)
@@ -205,7 +204,7 @@ def _check_source(path: str, source: Source, *, sees_ends: list[str]) -> None:
 
 
 def check_schedule(schedule: Mapping[str, Any], path: str = "schedule") -> None:
-    """Raise a RecipeError for phases without a class, too long parts, or a falling warm-up."""
+    """Raise a RecipeError for a chain without phases, too long parts, or a falling warm-up."""
     for where, phase in check_phases(schedule, path).items():
         check_schedule(phase, where)
     if "warmup_tokens" not in schedule:
@@ -237,19 +236,12 @@ def check_schedule(schedule: Mapping[str, Any], path: str = "schedule") -> None:
 def check_phases(
     schedule: Mapping[str, Any], path: str = "schedule"
 ) -> dict[str, Mapping[str, Any]]:
-    """Give a schedule's phases by path; a RecipeError if it has none, or one without a class.
-
-    Only the arguments of a class have types that are checked.
-    """
+    """Return a chain's phases by path, or raise a RecipeError if it has none."""
     if "phases" not in schedule:
         return {}
     phases = {f"{path}.phases.{name}": phase for name, phase in schedule["phases"].items()}
     if not phases:
         raise RecipeError(f"{path}.phases", "is empty", "name at least one phase")
-    for where, phase in phases.items():
-        if not isinstance(phase, Mapping) or "_target_" not in phase:
-            remedy = "copy a phase of a recipe that has some, with its _target_"
-            raise RecipeError(where, "is no schedule: it names no class", remedy)
     return phases
 
 

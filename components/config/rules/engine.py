@@ -24,7 +24,7 @@ def check_engine(recipe: Recipe) -> None:
         )
         remedy = "set parallelism.engine=mesh, or optimizer=adamw"
         raise RecipeError("parallelism.engine", problem, remedy)
-    if recipe.model["mlp"].get("balance_rate") is not None:
+    if recipe.shape.mlp.balance_rate is not None:
         problem = "deepspeed, but its checkpoints have no place for the biases of a router"
         remedy = "set parallelism.engine=mesh, or model.mlp.balance_rate=null"
         raise RecipeError("parallelism.engine", problem, remedy)

@@ -5,12 +5,13 @@ What a full-size job would refuse after minutes in the queue is refused here, fr
 
 from math import lcm, prod
 
+from components.config.model_spec.decoder import DecoderSpec
 from components.config.recipe import Recipe
 from components.config.rules.attention import attention_backends
 from components.config.rules.engine import check_engine, check_float8_layout
 from components.config.schema.sections import Parallelism
-from components.config.shape import ModelShape, divisors
 from components.config.stages import V_SCHEDULES
+from components.config.suggestions import divisors
 from components.errors import RecipeError
 
 AXES = ("data", "expert", "context", "tensor", "pipeline")
@@ -64,7 +65,7 @@ def _check_shards(degrees: Parallelism) -> None:
         raise RecipeError("parallelism.data_shard", problem, remedy)
 
 
-def tensor_fits(shape: ModelShape, tensor: int) -> bool:
+def tensor_fits(shape: DecoderSpec, tensor: int) -> bool:
     """Whether ``tensor`` ranks can hold equal parts of all that is cut.
 
     Heads, feed-forward width and vocabulary rows are; where there are fewer key/value heads

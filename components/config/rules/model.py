@@ -1,19 +1,20 @@
 """Rules of a model: numbers that contradict each other, and parts that cannot go together."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from components.attention_backends import check_order
 from components.attention_windows import KEY as WINDOWS
-from components.attention_windows import check_windows
-from components.config.shape import AttentionShape, MLPShape, ModelShape, divisors
+from components.config.model_spec.attention import AttentionSpec
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.feed_forward import FeedForwardSpec
+from components.config.suggestions import divisors
 from components.errors import RecipeError
 
-NORMS = ("norm", "embedding_norm", "attention.qk_norm", "attention.latent_norm")
 
-
-def check_shape(shape: ModelShape) -> None:
-    """Raise a RecipeError for heads, vocabulary or experts that contradict each other."""
+def check_shape(shape: DecoderSpec) -> None:
+    """Raise a RecipeError for settings of a model that contradict each other."""
+    _check_norms(shape)
+    _check_positions(shape)
+    check_order(shape.attention.backends)
+    _check_padding_row(shape)
     heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
     if heads % groups:
         legal = ", ".join(map(str, divisors(heads)))
@@ -33,7 +34,7 @@ def check_shape(shape: ModelShape) -> None:
     _check_mtp(shape)
 
 
-def _check_mtp(shape: ModelShape) -> None:
+def _check_mtp(shape: DecoderSpec) -> None:
     """Refuse to embed further tokens where an embedding is more than a row a token."""
     if shape.mtp is None:
         return
@@ -49,7 +50,7 @@ def _check_mtp(shape: ModelShape) -> None:
             raise RecipeError("model.mtp", problem, f"set model.mtp=null, or another {key}")
 
 
-def _check_leading(shape: ModelShape) -> None:
+def _check_leading(shape: DecoderSpec) -> None:
     """Refuse dense layers at the begin of a model that has none with experts after them."""
     if shape.dense_mlp is None:
         return
@@ -62,7 +63,7 @@ def _check_leading(shape: ModelShape) -> None:
         raise RecipeError("model.num_dense_layers", problem, remedy)
 
 
-def _check_latent(attention: AttentionShape) -> None:
+def _check_latent(attention: AttentionSpec) -> None:
     """Refuse latent attention whose heads share keys, rotate whole or have wider values."""
     if attention.key_value_rank is None:
         return
@@ -78,7 +79,7 @@ def _check_latent(attention: AttentionShape) -> None:
         raise RecipeError("model.attention.value_dim", problem, f"give {width} or less")
 
 
-def _check_groups(mlp: MLPShape) -> None:
+def _check_groups(mlp: FeedForwardSpec) -> None:
     """Refuse groups that are none, or too small to have a token's experts."""
     experts, groups, top = mlp.num_experts or 0, mlp.num_groups, mlp.top_groups
     if groups == top == 1:
@@ -102,39 +103,50 @@ def check_further(depth: int, length: int) -> None:
         raise RecipeError("model.mtp.depth", problem, f"give at most {length - 1}: depth=1")
 
 
-def check_model(model: Mapping[str, Any]) -> None:
-    """Raise a RecipeError for parts of a model that cannot compute together."""
-    for path in NORMS:
-        norm = _at(model, path)
-        if norm.get("bias", False) and not norm.get("center", True):
+def _check_norms(spec: DecoderSpec) -> None:
+    """Refuse a bias in a norm that does not center."""
+    attention = spec.attention
+    for path, norm in (
+        ("norm", spec.norm),
+        ("embedding_norm", spec.embedding_norm),
+        ("attention.qk_norm", attention.qk_norm),
+        ("attention.latent_norm", attention.latent_norm),
+    ):
+        if norm is not None and norm.bias and not norm.center:
             problem = "true, but a norm that does not center has no bias"
             remedy = f"set model.{path}.bias=false, or model.{path}.center=true for LayerNorm"
             raise RecipeError(f"model.{path}.bias", problem, remedy)
-    attention = _at(model, "attention")
-    key = "rotary_dim" if "rotary_dim" in attention else "head_dim"
-    width = attention.get(key, 0)
-    if _at(model, "positions").get("base") is not None and width % 2:
+
+
+def _check_positions(spec: DecoderSpec) -> None:
+    """Refuse rotations of odd widths, of windows that no layer has, or without a slow part."""
+    attention, positions = spec.attention, spec.positions
+    latent = attention.key_value_rank is not None
+    key, width = "head_dim", attention.head_dim
+    if latent:
+        key, width = "rotary_dim", attention.rotary_dim
+    if positions.base is not None and width % 2:
         problem = f"{width} is odd, but rotary positions turn channels in pairs"
         remedy = f"use {width - 1} or {width + 1}"
         raise RecipeError(f"model.attention.{key}", problem, remedy)
-    if "backends" in attention:
-        check_order(attention["backends"])
-    check_windows(attention.get("windows", ("full",)))
-    base = _at(model, "positions").get("local_base")
-    if base is not None and set(attention.get("windows", ("full",))) == {"full"}:
-        problem = f"{base:g} is for layers with a window, and there is none"
+    if positions.local_base is not None and set(attention.windows) == {"full"}:
+        problem = f"{positions.local_base:g} is for layers with a window, and there is none"
         remedy = f"set {WINDOWS}=[4096, full], or leave it out"
         raise RecipeError("model.positions.local_base", problem, remedy)
-    row, rows = _at(model, "initialization").get("padding_row"), model["padded_vocab_size"]
+    scaling = positions.scaling
+    if scaling is None or scaling.low_frequency_factor is None:
+        return
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    if high is not None and low >= high:
+        remedy = "give fewer turns than high_frequency_factor"
+        path = "model.positions.scaling.low_frequency_factor"
+        raise RecipeError(path, f"{low} is not below {high}", remedy)
+
+
+def _check_padding_row(spec: DecoderSpec) -> None:
+    """Refuse a padding row that the embedding does not have."""
+    row, rows = spec.initialization.padding_row, spec.padded_vocab_size
     if row is not None and not 0 <= row < rows:
         problem = f"there is no row {row} among {rows:,}"
         remedy = f"use 0 to {rows - 1:,}, or null for none"
         raise RecipeError("model.initialization.padding_row", problem, remedy)
-
-
-def _at(model: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """Find a part that names a class: only the arguments of such are checked before."""
-    here: Any = model
-    for step in path.split("."):
-        here = here.get(step) if isinstance(here, Mapping) else None
-    return here if isinstance(here, Mapping) and "_target_" in here else {}

@@ -28,7 +28,8 @@ def check_parametrization(recipe: Recipe) -> None:
 
 
 def _bars(recipe: Recipe) -> Iterator[Bar]:
-    shape, first, optimizer = recipe.shape, recipe.model["initialization"], recipe.optimizer
+    shape, optimizer = recipe.shape, recipe.optimizer
+    first = shape.initialization
     base = shape.parametrization
     assert base is not None, "the caller asked"
     heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
@@ -44,13 +45,13 @@ def _bars(recipe: Recipe) -> Iterator[Bar]:
     )
     yield Bar(
         "model.initialization.std",
-        first.get("std") == "fan_in",
+        first.std == "fan_in",
         "fan_in follows each map's own sizes, and a parametrization a deviation of the base",
         "model.initialization.std=0.02",
     )
     yield Bar(
         "model.initialization.residual",
-        deep and first.get("residual") == "scaled",
+        deep and first.residual == "scaled",
         "scaled follows the depth, for which branches have a multiplier already",
         "model.initialization.residual=plain",
     )

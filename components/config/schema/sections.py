@@ -1,6 +1,6 @@
 """The fixed sections of a recipe: types and ranges, without defaults (those live in ``conf/``).
 
-The constructors of open sections are theirs, see :mod:`components.config.targets`.
+Sections that name classes are read by :mod:`components.config.part_nodes`.
 """
 
 from typing import Annotated, Literal

@@ -128,14 +128,15 @@ def _inside(annotation: Any, step: Any) -> list[Any]:
     held = [one for one in get_args(annotation) if one is not Ellipsis]
     if _is_section(annotation):
         held = [field.annotation for key, field in fields_of(annotation).items() if key == step]
-    return _choices(held[-1]) if held else []
+    return choices_of(held[-1]) if held else []
 
 
-def _choices(annotation: Any) -> list[Any]:
+def choices_of(annotation: Any) -> list[Any]:
+    """List the members of a union, or the annotation itself."""
     if get_origin(annotation) is Annotated:
-        return _choices(get_args(annotation)[0])
+        return choices_of(get_args(annotation)[0])
     if get_origin(annotation) in {Union, UnionType}:
-        return [one for choice in get_args(annotation) for one in _choices(choice)]
+        return [one for choice in get_args(annotation) for one in choices_of(choice)]
     return [annotation]
 
 

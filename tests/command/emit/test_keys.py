@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from command.actions.emit import checks, write_files
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
+from components.config.part_nodes import check_nodes
 from components.config.recipe import Recipe
-from components.config.targets import check_nodes
 from components.config.user_overrides import leaves
 from components.errors import RecipeError
 from tests.recipes.differences import RECIPES, golden_tree

@@ -1,6 +1,5 @@
 """Which keys of a recipe name files: the schema says so, of every key that is a text."""
 
-import ast
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -12,9 +11,9 @@ from pydantic.fields import FieldInfo
 
 from command.main import main
 from command.recipe.path_checks import places_outside
+from components.config.part_nodes import all_specs
 from components.config.recipe import Recipe
-from components.config.schema.types import Section, fields_of, names_place
-from components.config.targets import ROOMS, ROOT, TARGET, read_signature, takes_place
+from components.config.schema.types import Section, choices_of, fields_of, names_place
 from components.config.user_overrides import UserOverrides
 
 # Texts of any form that are opened nowhere. A new one belongs here, or is a `Place`.
@@ -82,27 +81,15 @@ def test_every_key_that_takes_a_text_is_a_place_or_known_to_be_none() -> None:
     assert found - marked == PLAIN
 
 
-def constructors() -> Iterator[tuple[str, str]]:
-    """Yield every class that a recipe can name, with its section."""
-    for section, (room, _) in ROOMS.items():
-        for file in (ROOT / room.replace(".", "/")).glob("*.py"):
-            for node in ast.parse(file.read_text("utf-8")).body:
-                target = f"{room}{file.stem}.{getattr(node, 'name', '_')}"
-                if not isinstance(node, ast.ClassDef) or not TARGET.fullmatch(target):
-                    continue
-                if section != "tokenizer" or "encode" in read_signature(target, section).marks:
-                    yield target, section
-
-
-def test_every_text_of_a_constructor_is_a_place_or_known_to_be_none() -> None:
-    found = {
-        (key, takes_place(target, key, section))
-        for target, section in constructors()
-        for key, kinds in read_signature(target, section).arguments.items()
-        if {"str", "Place"} & {*kinds}
+def test_every_text_of_a_part_is_a_place_or_known_to_be_none() -> None:
+    texts_of_parts = {
+        (key, spec.names_place(key))
+        for spec in all_specs().values()
+        for key, field in spec.model_fields.items()
+        if str in choices_of(field.annotation)
     }
-    assert {key for key, place in found if place} == {"init_from"}
-    assert {key for key, place in found if not place} == ARGUMENTS
+    assert {key for key, is_place in texts_of_parts if is_place} == {"init_from"}
+    assert {key for key, is_place in texts_of_parts if not is_place} == ARGUMENTS
 
 
 @pytest.mark.parametrize("path", sorted({*PLACES, "model.init_from"}))

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from components.checkpoint.metadata import RunProgress
+from components.config.model_spec.feed_forward import ExpertsSpec
+from components.config.model_spec.positions import LearnedSpec
 from components.errors import RecipeError
-from components.model.moe import Experts
-from components.model.positions import Learned
 from tests.components.checkpoint.checkpoint_cases import (
     State,
     go_on,
@@ -38,13 +38,12 @@ PARTS = Parts(
     num_kv_heads=8,
     bias=True,
     tied=True,
-    positions=partial(Learned, num_positions=LENGTH),
-    mlp=partial(GELU, ffn_dim=6),
+    positions=LearnedSpec(num_positions=LENGTH),
+    mlp=GELU.model_copy(update={"ffn_dim": 6}),
     norm=LAYER_NORM,
     rows=62,
 )
-MIXTURE = partial(
-    Experts,
+MIXTURE = ExpertsSpec(
     num_experts=4,
     top_k=2,
     ffn_dim=5,
@@ -150,7 +149,7 @@ def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
 def test_biases_of_routers_are_saved_and_move_on_to_the_same_bits(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    parts = Parts(mlp=partial(MIXTURE, balance_rate=0.001))
+    parts = Parts(mlp=MIXTURE.model_copy(update={"balance_rate": 0.001}))
     rank = start(parts, ALONE, seed=0)
     train(rank, range(STEPS))
     saved = save_checkpoint(tmp_path, rank.state, RunProgress(2, 20))

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from components.build import build
+from components.config.model_spec.mtp import MTPSpec
+from components.config.part_nodes import read_decoder
 from components.config.schema.types import thaw
-from components.config.shape import ModelShape, MTPShape
-from components.convert.newer_experts import DeepseekV3
 from components.errors import RecipeError
 from tests.components.config.test_features import compose
+from tests.components.convert.test_open_models import section_of
 
 DEEPSEEK = Path(__file__).parents[2] / "data/hugging_face/deepseek_v3.json"
 MTP = (
@@ -23,9 +24,7 @@ MTP = (
 def test_deepseek_v3_has_11_61_billion_beside_its_671() -> None:
     """README_WEIGHTS.md says 11.5e9 "unique parameters"; this is the count."""
     config = json.loads(DEEPSEEK.read_text("utf-8")) | {"num_nextn_predict_layers": 1}
-    norm = {"weight": True, "bias": False}
-    rows = dict.fromkeys(("vocab_size", "padded_vocab_size"), config["vocab_size"])
-    shape = ModelShape.model_validate(DeepseekV3().section(config) | rows | {"norm": norm})
+    shape = read_decoder(section_of(config))
     dim, expert = 7_168, 3 * 7_168 * 2_048
     layer = 187_107_328 + 256 * dim + 257 * expert + 2 * dim  # without the router's biases
     assert shape.mtp_parameters == layer + 2 * dim**2 + 3 * dim == 11_610_067_968
@@ -77,7 +76,7 @@ def test_flops_are_those_of_one_more_layer_a_map_and_the_head() -> None:
         (
             "teuken7b",
             ("model.mtp.depth=0",),
-            r"model\.mtp\.depth: 0 is out of range",
+            r"model\.mtp\.depth: .* greater than 0, got 0",
         ),
     ],
 )
@@ -90,7 +89,7 @@ def test_what_no_embedding_or_sequence_reaches_is_refused(
 
 def test_a_depth_begins_like_the_last_layer_and_ends_at_the_head() -> None:
     shape = compose("mula7b_a1b").shape
-    deeper = shape.model_copy(update={"mtp": MTPShape(depth=3)})
+    deeper = shape.model_copy(update={"mtp": MTPSpec(depth=3, loss_weight=0.1)})
     assert (shape.mtp_depth, shape.mtp_parameters, shape.shares_ends) == (0, 0, False)
     assert deeper.mtp_parameters == 3 * (shape.layer_parameters + shape.mtp_whole_parameters)
     assert deeper.shares_ends

@@ -1,14 +1,11 @@
 """The class is chosen by features; where none fits, what stands in the way is named."""
 
-from collections.abc import Callable
-
 import pytest
 
+from components.config.part_nodes import read_decoder
 from components.convert.family import all_families, choose_family
-from components.convert.features import read_features
 from components.errors import RecipeError
 from tests.components.convert.conftest import (
-    LAYER_NORM,
     RMS,
     SECTIONS,
     Section,
@@ -48,7 +45,7 @@ def test_every_family_is_found() -> None:
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_each_section_finds_its_class(name: str) -> None:
-    family = choose_family(read_features(SECTIONS[name]()))
+    family = choose_family(read_decoder(SECTIONS[name]()))
     kinds = {one.model_type.removesuffix("_text"): one for one in all_families()}
     assert family is kinds[max(filter(name.startswith, kinds), key=len)]
 
@@ -56,15 +53,18 @@ def test_each_section_finds_its_class(name: str) -> None:
 MUP = {"_target_": "components.model.parametrization.MuP", "_partial_": True, "base_dim": 8}
 
 
+DEEPER = {"_target_": "components.model.parametrization.CompleteP", "base_layers": 1}
+
+
 def test_a_parametrization_that_multiplies_nothing_leaves_the_class() -> None:
     base = MUP | {"base_dim": llama()["dim"]}
     plain, first = (
-        choose_family(read_features(llama())),
-        read_features(llama() | {"parametrization": base}),
+        choose_family(read_decoder(llama())),
+        read_decoder(llama() | {"parametrization": base}),
     )
     assert choose_family(first) is plain
-    for more in ({"output_multiplier": 2.0}, {"embedding_multiplier": 2.0}, {"base_layers": 1}):
-        scaled = read_features(llama() | {"parametrization": base | more})
+    for more in ({"output_multiplier": 2.0}, {"embedding_multiplier": 2.0}, DEEPER):
+        scaled = read_decoder(llama() | {"parametrization": base | more})
         assert not scaled.is_unscaled, more
 
 
@@ -113,22 +113,5 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
 )
 def test_a_feature_that_no_class_has_is_named(section: Section, path: str, words: str) -> None:
     with pytest.raises(RecipeError, match=words) as caught:
-        choose_family(read_features(section))
+        choose_family(read_decoder(section))
     assert caught.value.path == path
-
-
-@pytest.mark.parametrize(
-    ("make", "part"),
-    [(llama, "attention"), (llama, "positions"), (olmoe, "mlp"), (bloom, "norm")],
-)
-def test_a_key_that_conversion_does_not_know_is_refused(
-    make: Callable[[], Section], part: str
-) -> None:
-    with pytest.raises(RecipeError, match=f"{part}.window: conversion does not know this key"):
-        read_features(changed(make(), part, "window", 128))
-
-
-def test_an_unknown_key_of_a_nested_norm_is_refused() -> None:
-    norm = LAYER_NORM | {"groups": 2}
-    with pytest.raises(RecipeError, match=r"model\.embedding_norm\.groups: conversion"):
-        read_features(bloom() | {"embedding_norm": norm})

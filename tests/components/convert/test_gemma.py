@@ -12,9 +12,9 @@ from transformers.models.gemma3.modeling_gemma3 import (
 )
 
 from components.build import build
+from components.config.part_nodes import read_decoder
 from components.convert.config_json import check_same, read_config
 from components.convert.family import choose_family
-from components.convert.features import read_features
 from components.errors import RecipeError
 from tests.components.convert.conftest import Export, Section, gemma3, published, random_model
 from tests.components.convert.test_config_json import put
@@ -71,7 +71,7 @@ def test_embeddings_are_multiplied_in_the_precision_of_the_class(dtype: torch.dt
 
 @pytest.mark.parametrize("config", [GEMMA3, GEMMA3_27B], ids=["1B", "27B"])
 def test_either_spelling_of_rotations_and_layers_is_the_same_model(config: Section) -> None:
-    features = read_features(section_of(config))
+    features = read_decoder(section_of(config))
     family = choose_family(features)
     newer = AutoConfig.for_model(**config).to_dict()
     assert not newer.keys() & {"rope_theta", "rope_local_base_freq", "rope_scaling"}
@@ -83,7 +83,7 @@ def test_either_spelling_of_rotations_and_layers_is_the_same_model(config: Secti
 
 def test_layers_in_no_order_have_no_interval() -> None:
     types = [LOCAL, "full_attention", "full_attention", *24 * [LOCAL]]
-    family = choose_family(read_features(section_of(GEMMA3)))
+    family = choose_family(read_decoder(section_of(GEMMA3)))
     assert family.stated(GEMMA3 | {"layer_types": types})["sliding_window_pattern"] is None
     short = GEMMA3 | {"layer_types": 4 * [LOCAL], "num_hidden_layers": 4}
     assert family.stated(short)["sliding_window_pattern"] == 5

@@ -13,9 +13,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from components.build import build
-from components.config.shape import ModelShape
+from components.config.part_nodes import read_decoder
 from components.convert.family import choose_family
-from components.convert.features import read_features
 from components.convert.folder import their_tensors
 from tests.components.convert.conftest import Section, published, random_model
 from tests.components.convert.test_parity import (
@@ -260,7 +259,7 @@ def test_parameters_are_counted_to_the_unit(model: str) -> None:
     with torch.device("meta"):
         ours, theirs = build(section, "model"), theirs_of(config)
     assert sum(parameter.numel() for parameter in ours.parameters()) == published
-    arithmetic = ModelShape.model_validate(section).total_parameters
+    arithmetic = read_decoder(section).total_parameters
     assert theirs.num_parameters() == published == arithmetic
 
 
@@ -277,7 +276,7 @@ def test_parameters_are_counted_to_the_unit(model: str) -> None:
 def test_parameters_that_a_token_meets_are_counted(
     config: Config, active: int, idle: int
 ) -> None:
-    shape = ModelShape.model_validate(section_of(config))
+    shape = read_decoder(section_of(config))
     assert shape.active_parameters == active
     assert shape.total_parameters - idle == active
 
@@ -285,7 +284,7 @@ def test_parameters_that_a_token_meets_are_counted(
 @pytest.mark.parametrize("model", COUNTS)
 def test_a_published_configuration_states_our_model(model: str) -> None:
     config, _ = COUNTS[model]
-    features = read_features(section_of(config))
+    features = read_decoder(section_of(config))
     family = choose_family(features)
     assert family.model_type == config["model_type"]
     assert family.stated(config) == family.shape(features)
@@ -293,7 +292,7 @@ def test_a_published_configuration_states_our_model(model: str) -> None:
 
 def test_layers_without_rotation_follow_from_their_interval() -> None:
     config = {key: value for key, value in SMOLLM3.items() if key != "no_rope_layers"}
-    features = read_features(section_of(SMOLLM3))
+    features = read_decoder(section_of(SMOLLM3))
     family = choose_family(features)
     assert family.stated(config) == family.shape(features)
     longer = SMOLLM3 | {"no_rope_layers": [1, 1, 1, 0] * 20}
@@ -303,7 +302,7 @@ def test_layers_without_rotation_follow_from_their_interval() -> None:
 
 
 def test_windows_follow_from_their_interval_and_rotations_from_either_spelling() -> None:
-    features = read_features(section_of(OLMO3))
+    features = read_decoder(section_of(OLMO3))
     family = choose_family(features)
     ours = family.shape(features)
     silent = {key: value for key, value in OLMO3.items() if key != "layer_types"}
@@ -326,9 +325,9 @@ def test_windows_follow_from_their_interval_and_rotations_from_either_spelling()
 def test_a_scaling_that_is_not_said_is_the_class_s_own_and_null_is_none() -> None:
     kept = {key: value for key, value in APERTUS.items() if key != "rope_scaling"}
     slowed, plain = (section_of(config) for config in (APERTUS, kept))
-    family = choose_family(read_features(slowed))
-    assert family.stated(kept) == family.shape(read_features(slowed))
-    as_written = family.shape(read_features(plain))
+    family = choose_family(read_decoder(slowed))
+    assert family.stated(kept) == family.shape(read_decoder(slowed))
+    as_written = family.shape(read_decoder(plain))
     assert family.stated(kept | {"rope_scaling": None}) == as_written
     theirs = AutoConfig.for_model("apertus", **deepcopy(as_written))
     assert theirs.rope_parameters == {"rope_type": "default", "rope_theta": 12_000_000}
@@ -375,7 +374,7 @@ SMALL: dict[str, Config] = {
 def test_made_small_it_computes_what_the_class_computes(model: str) -> None:
     config = SMALL[model]
     section = section_of(config)
-    features = read_features(section)
+    features = read_decoder(section)
     family = choose_family(features)
     ours, theirs = random_model(section), theirs_of(config).eval()
 

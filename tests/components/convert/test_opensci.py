@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from components.config.part_nodes import read_decoder
 from components.convert.family import choose_family
-from components.convert.features import read_features
 from components.convert.folder import their_tensors
 from tests.components.convert.conftest import published, random_model
 from tests.components.convert.test_open_models import section_of
@@ -39,7 +39,7 @@ def reference(config: dict[str, Any]) -> Qwen3ForCausalLM:
 
 
 def test_a_published_configuration_states_our_model() -> None:
-    features = read_features(section_of(OPENSCI))
+    features = read_decoder(section_of(OPENSCI))
     family = choose_family(features)
     assert family.model_type == "opensci"
     assert family.stated(OPENSCI) == family.shape(features)
@@ -48,7 +48,7 @@ def test_a_published_configuration_states_our_model() -> None:
 def test_logits_and_gradients_are_those_of_qwen3_with_more_biases() -> None:
     config = OPENSCI | SMALL
     model, theirs = random_model(section_of(config)), reference(config)
-    features = read_features(section_of(config))
+    features = read_decoder(section_of(config))
     family = choose_family(features)
 
     def renamed(name: str) -> str:

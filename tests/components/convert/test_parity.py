@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.part_nodes import read_decoder
 from components.convert.family import choose_family
-from components.convert.features import Features, read_features
 from components.convert.folder import their_tensors
 from tests.components.convert.conftest import (
     CONTEXT_TOKENS,
@@ -55,7 +56,7 @@ def test_every_gradient_is_the_same(section: Section, export: Export) -> None:
     inputs, targets = batch[:, :-1], batch[:, 1:]
     model.loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
     F.cross_entropy(theirs(inputs).logits.flatten(0, 1), targets.flatten()).backward()
-    features = read_features(section)
+    features = read_decoder(section)
     gradients = gradients_of(model)
     rows = section["padded_vocab_size"]
     expected = in_memory(mapped_gradients(gradients, features, rows=rows), section)
@@ -77,7 +78,7 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def mapped_gradients(
-    gradients: dict[str, Tensor], features: Features, *, rows: int
+    gradients: dict[str, Tensor], features: DecoderSpec, *, rows: int
 ) -> dict[str, Tensor]:
     """Map gradients as weights are, but for numbers that are added to these."""
     family = choose_family(features)

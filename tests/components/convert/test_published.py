@@ -8,8 +8,9 @@ import pytest
 from benchmarks.recipes import published_recipes
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.part_nodes import read_decoder
 from components.convert.family import choose_family
-from components.convert.features import Features, read_features
 from components.errors import RecipeError
 
 # Latent attention with slowed rotations; experts without norms of queries and keys.
@@ -63,8 +64,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 
 
-def features(recipe: str, scale: str) -> Features:
-    return read_features(
+def features(recipe: str, scale: str) -> DecoderSpec:
+    return read_decoder(
         compose_recipe(read_point([f"recipe={recipe}", f"scale={scale}"])).model
     )
 

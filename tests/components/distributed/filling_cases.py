@@ -5,20 +5,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from components.config.model_spec.initialization import NormalSpec
 from components.distributed.copies import reads_for_stage
 from components.distributed.data import shard_weights
 from components.distributed.tensor import split_tensors
 from components.distributed.weight_shards import local
 from components.engine.parallelize import copy_weights, draw_weights
 from components.model.decoder import Decoder
-from components.model.initialization import Normal
 from tests.components.distributed.layout_cases import FLOAT32, Layout, gather, layout_mesh
 from tests.components.distributed.tensor_cases import Parts, batch, build, randomized, relative
 
 SEED = 11
 PADDING_ROW = 1_500  # beyond the first block of rows
 # A third is drawn again, so what a rank draws depends on rows that others hold.
-FIRST = Normal(std=0.02, residual="scaled", padding_row=PADDING_ROW, cutoff=1.0)
+FIRST = NormalSpec(std=0.02, residual="scaled", padding_row=PADDING_ROW, cutoff=1.0)
 
 
 class Filled(NamedTuple):

@@ -11,8 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 
-from components.config.shape import stage_layers
-from components.config.stages import StagePlacement, style_of
+from components.config.stages import StagePlacement, stage_layers, style_of
 from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.compile import compile_layers
 from components.distributed.data import DataParallel, shard_weights

@@ -1,8 +1,8 @@
 """What every rank does in the tests of tensor parallelism: a split copy beside the whole."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from collections.abc import Iterable
+from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -12,35 +12,38 @@ from torch.distributed.tensor import DTensor
 
 from components.attention_backends import BACKENDS
 from components.attention_windows import Window
+from components.config.model_spec.attention import (
+    AttentionSpec,
+    GroupedQueryAttentionSpec,
+    LatentAttentionSpec,
+)
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.feed_forward import FeedForwardSpec, MLPSpec
+from components.config.model_spec.initialization import NormalSpec
+from components.config.model_spec.mtp import MTPSpec
+from components.config.model_spec.norms import NormSpec
+from components.config.model_spec.parametrization import MuPSpec
+from components.config.model_spec.positions import PositionsSpec, RotarySpec
+from components.config.model_spec.rotary_scaling import LinearScalingSpec
 from components.distributed.tensor import split_tensors
-from components.model.attention import Attention
 from components.model.decoder import Decoder
-from components.model.initialization import Normal
-from components.model.latent_attention import LatentAttention
-from components.model.mlp import MLP
-from components.model.mtp import MultiTokenPrediction
-from components.model.norms import Norm
-from components.model.parametrization import MuP
-from components.model.positions import Positions, Rotary
-from components.model.rotary_scaling import LinearScaling
 from tests.components.model.comparison import gradient_of
 
 VOCAB_SIZE = 60
 LENGTH = 16
-ROTARY = partial(Rotary, base=10_000.0)
-RMS_NORM = partial(Norm, eps=1e-5, center=False, weight=True, bias=False)
-LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=True, bias=True)
-BARE_RMS_NORM = partial(Norm, eps=1e-5, center=False, weight=False, bias=False)
-BARE_LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=False, bias=False)
-SWIGLU = partial(MLP, ffn_dim=32, activation="silu", gated=True, bias=False)
-RELU_SQUARED = partial(MLP, ffn_dim=32, activation="relu_squared", gated=False, bias=False)
-XIELU = partial(MLP, ffn_dim=32, activation="xielu", gated=False, bias=False)
-GELU = partial(MLP, ffn_dim=32, activation="gelu", gated=False, bias=True)
-GEGLU = partial(MLP, ffn_dim=32, activation="gelu_tanh", gated=True, bias=False)
+ROTARY = RotarySpec(base=10_000.0)
+RMS_NORM = NormSpec(eps=1e-5, center=False, weight=True, bias=False)
+LAYER_NORM = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
+BARE_RMS_NORM = NormSpec(eps=1e-5, center=False, weight=False, bias=False)
+BARE_LAYER_NORM = NormSpec(eps=1e-5, center=True, weight=False, bias=False)
+SWIGLU = MLPSpec(ffn_dim=32, activation="silu", gated=True, bias=False)
+RELU_SQUARED = MLPSpec(ffn_dim=32, activation="relu_squared", gated=False, bias=False)
+XIELU = MLPSpec(ffn_dim=32, activation="xielu", gated=False, bias=False)
+GELU = MLPSpec(ffn_dim=32, activation="gelu", gated=False, bias=True)
+GEGLU = MLPSpec(ffn_dim=32, activation="gelu_tanh", gated=True, bias=False)
 
 
-LATENT = partial(
-    LatentAttention,
+LATENT = LatentAttentionSpec(
     num_heads=4,
     num_kv_heads=4,
     head_dim=10,
@@ -60,27 +63,27 @@ class Parts(NamedTuple):
     num_heads: int = 8
     num_kv_heads: int = 4
     bias: bool = False
-    qk_norm: Callable[..., nn.Module] | None = None
+    qk_norm: NormSpec | None = None
     tied: bool = False
-    positions: Callable[..., Positions] = ROTARY
-    mlp: Callable[..., nn.Module] = SWIGLU
-    norm: Callable[..., nn.Module] = RMS_NORM
-    embedding_norm: Callable[..., nn.Module] | None = None
+    positions: PositionsSpec = ROTARY
+    mlp: FeedForwardSpec = SWIGLU
+    norm: NormSpec = RMS_NORM
+    embedding_norm: NormSpec | None = None
     dropout: float = 0.0
     attention_dropout: float = 0.0
     num_layers: int = 2
     rows: int = 64
     norm_placement: Literal["before", "after", "both"] = "before"
     qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
-    windows: Sequence[Window] = ("full",)
-    dense_mlp: Callable[..., nn.Module] | None = None
-    attention: Callable[..., Attention] | None = None
+    windows: tuple[Window, ...] = ("full",)
+    dense_mlp: FeedForwardSpec | None = None
+    attention: AttentionSpec | None = None
     logit_cap: float | None = None
-    mtp: Callable[..., MultiTokenPrediction] | None = None
+    mtp: MTPSpec | None = None
     embedding_scale: Literal["none", "sqrt_dim"] = "none"
     scale_dim: int | None = None
     z_loss: float = 0.0
-    parametrization: Callable[..., MuP] | None = None
+    parametrization: MuPSpec | None = None
 
 
 # Norms on both sides, scaled embeddings and scores, and a window that turns otherwise.
@@ -89,8 +92,8 @@ GEMMA3 = Parts(
     qk_norm=RMS_NORM,
     qk_norm_over="each_head",
     tied=True,
-    positions=partial(
-        Rotary, base=10_000.0, scaling=LinearScaling(factor=8.0), local_base=100.0
+    positions=RotarySpec(
+        base=10_000.0, scaling=LinearScalingSpec(factor=8.0), local_base=100.0
     ),
     mlp=GEGLU,
     num_layers=3,
@@ -111,40 +114,41 @@ class Difference(NamedTuple):
 
 def build(parts: Parts) -> Decoder:
     return Decoder(
-        dim=24,
-        num_layers=parts.num_layers,
-        vocab_size=VOCAB_SIZE,
-        padded_vocab_size=parts.rows,
-        tied_embeddings=parts.tied,
-        positions=parts.positions,
-        attention=parts.attention
-        or partial(
-            Attention,
-            num_heads=parts.num_heads,
-            num_kv_heads=parts.num_kv_heads,
-            head_dim=6,
-            bias=parts.bias,
-            qk_norm=parts.qk_norm,
-            layer_scaling=False,
-            dropout=parts.attention_dropout,
-            backends=BACKENDS,
-            qk_norm_over=parts.qk_norm_over,
-            windows=parts.windows,
-            scale_dim=parts.scale_dim,
-        ),
-        mlp=parts.mlp,
-        norm=parts.norm,
-        embedding_norm=parts.embedding_norm,
-        dropout=parts.dropout,
-        initialization=Normal(std=0.2, residual="scaled", padding_row=None),
-        init_from="none",
-        norm_placement=parts.norm_placement,
-        dense_mlp=parts.dense_mlp,
-        logit_cap=parts.logit_cap,
-        mtp=parts.mtp,
-        embedding_scale=parts.embedding_scale,
-        z_loss=parts.z_loss,
-        parametrization=parts.parametrization,
+        DecoderSpec(
+            dim=24,
+            num_layers=parts.num_layers,
+            vocab_size=VOCAB_SIZE,
+            padded_vocab_size=parts.rows,
+            tied_embeddings=parts.tied,
+            positions=parts.positions,
+            attention=parts.attention
+            or GroupedQueryAttentionSpec(
+                num_heads=parts.num_heads,
+                num_kv_heads=parts.num_kv_heads,
+                head_dim=6,
+                bias=parts.bias,
+                qk_norm=parts.qk_norm,
+                layer_scaling=False,
+                dropout=parts.attention_dropout,
+                backends=BACKENDS,
+                qk_norm_over=parts.qk_norm_over,
+                windows=parts.windows,
+                scale_dim=parts.scale_dim,
+            ),
+            mlp=parts.mlp,
+            norm=parts.norm,
+            embedding_norm=parts.embedding_norm,
+            dropout=parts.dropout,
+            initialization=NormalSpec(std=0.2, residual="scaled", padding_row=None),
+            init_from="none",
+            norm_placement=parts.norm_placement,
+            dense_mlp=parts.dense_mlp,
+            logit_cap=parts.logit_cap,
+            mtp=parts.mtp,
+            embedding_scale=parts.embedding_scale,
+            z_loss=parts.z_loss,
+            parametrization=parts.parametrization,
+        )
     )
 
 

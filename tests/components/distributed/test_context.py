@@ -1,12 +1,10 @@
 """Context ranks, each with two chunks of every sequence, compute what one process does."""
 
-from functools import partial
-
 import pytest
 import torch
 
+from components.config.model_spec.positions import AlibiSpec, LearnedSpec, RotarySpec
 from components.distributed.context import SequencePart
-from components.model.positions import Alibi, Learned, Rotary
 from tests.components.distributed.context_cases import (
     CORE_LENGTH,
     Core,
@@ -50,19 +48,19 @@ BLOOM = Parts(
     num_kv_heads=12,
     bias=True,
     tied=True,
-    positions=Alibi,
+    positions=AlibiSpec(),
     mlp=GELU,
     norm=LAYER_NORM,
     embedding_norm=LAYER_NORM,
 )
 # A window, none, and one longer than a rank's part; those with one turn otherwise.
 WINDOWED = Parts(
-    positions=partial(Rotary, base=10_000.0, local_base=100.0),
+    positions=RotarySpec(base=10_000.0, local_base=100.0),
     windows=(5, "full", LENGTH - 2),
     num_layers=3,
 )
 LATENT_HEADS = Parts(attention=LATENT)
-LEARNED = Parts(num_kv_heads=8, tied=True, positions=partial(Learned, num_positions=LENGTH))
+LEARNED = Parts(num_kv_heads=8, tied=True, positions=LearnedSpec(num_positions=LENGTH))
 
 
 def parts(ranks: int) -> list[SequencePart]:

@@ -1,7 +1,6 @@
 """At every stage of ZeRO a rank updates the rows of one process, and keeps what is promised."""
 
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 import torch
@@ -39,8 +38,10 @@ def new_ranks() -> Iterator[Ranks]:
 
 
 # 61 rows for two or four ranks; one row, or three, of which some ranks have none.
-ONE_ROW = Parts(mlp=partial(SWIGLU, ffn_dim=1), rows=61)
-THREE_ROWS = Parts(mlp=partial(GELU, ffn_dim=3), rows=61, num_kv_heads=1, bias=True, tied=True)
+ONE_ROW = Parts(mlp=SWIGLU.model_copy(update={"ffn_dim": 1}), rows=61)
+THREE_ROWS = Parts(
+    mlp=GELU.model_copy(update={"ffn_dim": 3}), rows=61, num_kv_heads=1, bias=True, tied=True
+)
 stages = pytest.mark.parametrize("zero", [0, 1, 2, 3])
 
 

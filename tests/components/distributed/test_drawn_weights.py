@@ -1,11 +1,9 @@
 """A rank that holds parts starts with the bits that one process gives the whole."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from components.model.positions import Learned
+from components.config.model_spec.positions import LearnedSpec
 from tests.components.distributed.filling_cases import draw, take_over, whole_rows
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
@@ -18,7 +16,7 @@ PARTS = Parts(
     num_kv_heads=8,
     bias=True,
     qk_norm=LAYER_NORM,
-    positions=partial(Learned, num_positions=LENGTH),
+    positions=LearnedSpec(num_positions=LENGTH),
     mlp=GELU,
     norm=LAYER_NORM,
     embedding_norm=LAYER_NORM,
@@ -73,6 +71,6 @@ def test_copied_rows_are_those_of_the_whole(
 
 
 def test_a_rank_without_a_row_draws_nothing(four_ranks: Ranks) -> None:
-    parts = PARTS._replace(mlp=partial(GELU, ffn_dim=3))
+    parts = PARTS._replace(mlp=GELU.model_copy(update={"ffn_dim": 3}))
     for filled in four_ranks(draw, parts, Layout(shard=4, zero=3)):
         assert filled.different == []

@@ -1,11 +1,10 @@
 """Experts over ranks compute what they compute in one place, and keep what is promised."""
 
-from functools import partial
 from typing import Any
 
 import pytest
 
-from components.model.moe import Experts
+from components.config.model_spec.feed_forward import ExpertsSpec
 from tests.components.distributed.data_cases import Trained, hold_experts, train
 from tests.components.distributed.experts_cases import (
     MIXTURE_TOLERANCE,
@@ -39,7 +38,7 @@ def mixture(**changes: Any) -> Parts:
         "z_loss": 0.1,
         "path": "auto",
     }
-    return Parts(mlp=partial(Experts, **settings | changes), num_layers=3)
+    return Parts(mlp=ExpertsSpec(**settings | changes), num_layers=3)
 
 
 def assert_as_one_process(trained: list[Trained]) -> None:

@@ -1,10 +1,8 @@
 """In every layout depths that predict further tokens train as in one process."""
 
-from functools import partial
-
 import pytest
 
-from components.model.mtp import MultiTokenPrediction
+from components.config.model_spec.mtp import MTPSpec
 from tests.components.distributed.data_cases import train
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
@@ -13,7 +11,7 @@ from tests.components.distributed.tensor_cases import GELU, LAYER_NORM, Parts
 # Double precision has 16 digits; sums in another order cost the last two or three.
 TOLERANCE = 1e-11
 
-MTP = partial(MultiTokenPrediction, depth=2, loss_weight=0.3)
+MTP = MTPSpec(depth=2, loss_weight=0.3)
 UNTIED = Parts(num_layers=4, mtp=MTP)
 TIED = Parts(num_layers=4, tied=True, bias=True, mlp=GELU, norm=LAYER_NORM, mtp=MTP)
 FURTHER = {"mtp.4.projection.weight", "mtp.5.layer.mlp.down.weight", "embedding.weight"}

@@ -1,11 +1,10 @@
 """The global norm and clipping are torch's, however the gradients are spread."""
 
 import math
-from functools import partial
 
 import pytest
 
-from components.model.positions import Learned
+from components.config.model_spec.positions import LearnedSpec
 from tests.components.distributed.gradients_cases import (
     Clipped,
     leave_alone,
@@ -25,11 +24,11 @@ TIED = Parts(
     num_kv_heads=8,
     bias=True,
     tied=True,
-    positions=partial(Learned, num_positions=LENGTH),
+    positions=LearnedSpec(num_positions=LENGTH),
     mlp=GELU,
     norm=LAYER_NORM,
 )
-UNEVEN = TIED._replace(rows=61, mlp=partial(GELU, ffn_dim=5))
+UNEVEN = TIED._replace(rows=61, mlp=GELU.model_copy(update={"ffn_dim": 5}))
 TWO = {
     "tensor": Layout(tensor=2),
     "sliced tensor": Layout(tensor=2, sequence_parallel=True),

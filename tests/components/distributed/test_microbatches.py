@@ -1,15 +1,14 @@
 """Under every schedule each microbatch and each weight has what one process gives it."""
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from components.config.model_spec.positions import LearnedSpec
 from components.config.stages import SPLIT_SCHEDULES
 from components.distributed.pipeline import check_schedule
 from components.errors import RecipeError
-from components.model.positions import Learned
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.microbatches_cases import Found, run_steps
 from tests.components.distributed.ranks import Ranks
@@ -23,7 +22,7 @@ GPT = Parts(
     num_kv_heads=8,
     bias=True,
     tied=True,
-    positions=partial(Learned, num_positions=LENGTH),
+    positions=LearnedSpec(num_positions=LENGTH),
     mlp=GELU,
     norm=LAYER_NORM,
     embedding_norm=LAYER_NORM,

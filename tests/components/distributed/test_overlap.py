@@ -1,12 +1,8 @@
 """The exchange of data ranks travels under the passes, whatever else the machine does."""
 
-from collections.abc import Callable
-from functools import partial
-
 import pytest
-from torch import nn
 
-from components.model.moe import Experts
+from components.config.model_spec.feed_forward import ExpertsSpec, FeedForwardSpec
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.overlap_cases import graphs_of_layers, hidden
 from tests.components.distributed.ranks import Ranks
@@ -16,8 +12,7 @@ LEAST = 0.7
 LAYERS = 8
 FEWER_THAN_A_LAYER = 1_000
 DENSE = Parts(num_layers=LAYERS)
-EXPERTS = partial(
-    Experts,
+EXPERTS = ExpertsSpec(
     num_experts=4,
     top_k=2,
     ffn_dim=8,
@@ -35,7 +30,7 @@ EXPERTS = partial(
 @pytest.mark.parametrize("zero", [0, 1, 2])
 @pytest.mark.parametrize("mlp", [DENSE.mlp, EXPERTS], ids=["dense", "experts"])
 def test_passes_hide_most_of_an_exchange_as_long_as_the_backward_pass(
-    two_ranks: Ranks, mlp: Callable[..., nn.Module], zero: int
+    two_ranks: Ranks, mlp: FeedForwardSpec, zero: int
 ) -> None:
     layout = Layout(
         shard=2,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.model.positions import Alibi
+from components.config.model_spec.positions import AlibiSpec
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.recompute_cases import recompute_beside_none
 from tests.components.distributed.tensor_cases import RMS_NORM, Parts
@@ -24,7 +24,7 @@ DROPS = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
         ("whole", DROPS),
         ("sliced", DROPS),
         ("context", Parts()),
-        ("context", Parts(positions=Alibi)),
+        ("context", Parts(positions=AlibiSpec())),
         ("all_gather 1", mixture()),
         ("all_gather 2", mixture()._replace(dropout=0.1)),
         ("all_to_all 1", mixture()),

@@ -1,13 +1,11 @@
 """A stage keeps its own parts and no others; tied ends stay one weight."""
 
-from functools import partial
-
 import pytest
 import torch
 
+from components.config.model_spec.positions import LearnedSpec, OrderSpec, PositionsSpec
 from components.distributed.pipeline import cut_stage
 from components.model.decoder import Decoder
-from components.model.positions import Learned, Positions
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.stages_cases import step_ends, sum_ends
@@ -24,7 +22,7 @@ from tests.components.distributed.tensor_cases import (
 
 TOLERANCE = 1e-13
 
-LEARNED = partial(Learned, num_positions=LENGTH)
+LEARNED = LearnedSpec(num_positions=LENGTH)
 GPT = Parts(
     positions=LEARNED, norm=LAYER_NORM, embedding_norm=LAYER_NORM, tied=True, num_layers=4
 )
@@ -80,8 +78,8 @@ def test_a_stage_that_is_both_ends_keeps_all_and_shares_nothing() -> None:
     assert [name for name, _ in stage.named_parameters()] == names
 
 
-@pytest.mark.parametrize("positions", [ROTARY, Positions], ids=["rotary", "none"])
-def test_positions_without_parameters_stay_on_every_stage(positions: type[Positions]) -> None:
+@pytest.mark.parametrize("positions", [ROTARY, OrderSpec()], ids=["rotary", "none"])
+def test_positions_without_parameters_stay_on_every_stage(positions: PositionsSpec) -> None:
     stage = build(LLAMA._replace(positions=positions))
     cut_stage(stage, range(1, 2), first=False, last=False)
     assert stage.positions is not None

@@ -1,12 +1,15 @@
 """Split over tensor ranks, a decoder has the loss and the gradients of the whole one."""
 
-from functools import partial
-
 import pytest
 
-from components.model.moe import Experts
-from components.model.parametrization import CompleteP
-from components.model.positions import Alibi, InterleavedRotary, Learned, Positions
+from components.config.model_spec.feed_forward import ExpertsSpec
+from components.config.model_spec.parametrization import CompletePSpec
+from components.config.model_spec.positions import (
+    AlibiSpec,
+    InterleavedRotarySpec,
+    LearnedSpec,
+    OrderSpec,
+)
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     BARE_LAYER_NORM,
@@ -31,14 +34,14 @@ from tests.components.distributed.tensor_cases import (
 LOSS_TOLERANCE = 1e-12
 GRADIENT_TOLERANCE = 1e-10
 
-LEARNED = partial(Learned, num_positions=LENGTH + 4)
+LEARNED = LearnedSpec(num_positions=LENGTH + 4)
 LLAMA = Parts()
 BLOOM = Parts(
     num_heads=12,  # no power of two
     num_kv_heads=12,
     bias=True,
     tied=True,
-    positions=Alibi,
+    positions=AlibiSpec(),
     mlp=GELU,
     norm=LAYER_NORM,
     embedding_norm=LAYER_NORM,
@@ -56,14 +59,14 @@ NANOCHAT = Parts(
 )
 APERTUS = HEAD_NORMS._replace(mlp=XIELU)
 NORMS_AFTER = Parts(qk_norm=RMS_NORM, norm_placement="after")
-COMPLETEP = partial(CompleteP, base_dim=7, base_layers=1, embedding_multiplier=3.0)
+COMPLETEP = CompletePSpec(base_dim=7, base_layers=1, embedding_multiplier=3.0)
 FAMILIES = {
     "llama": LLAMA,
     "bloom": BLOOM,
     "gpt": GPT,
     "tied llama": LLAMA._replace(tied=True),
     "norms without parameters": Parts(
-        num_kv_heads=8, norm=BARE_LAYER_NORM, positions=Positions
+        num_kv_heads=8, norm=BARE_LAYER_NORM, positions=OrderSpec()
     ),
     "query-key norm": Parts(qk_norm=RMS_NORM),
     "centered query-key norm": Parts(num_kv_heads=8, qk_norm=LAYER_NORM),
@@ -76,14 +79,14 @@ FAMILIES = {
     "gemma 3": GEMMA3,
     "a trained activation": APERTUS,
     "latent attention": Parts(attention=LATENT),
-    "latent keys alone": Parts(attention=partial(LATENT, query_rank=None)),
+    "latent keys alone": Parts(attention=LATENT.model_copy(update={"query_rank": None})),
     "bare norms and capped logits": NANOCHAT,
     "a z-loss": Parts(z_loss=0.1),
     "a z-loss of capped logits, tied": NANOCHAT._replace(z_loss=0.1, tied=True),
     "norms after, with biases": Parts(bias=True, mlp=GELU, norm_placement="after"),
     "multiplied branches and ends": Parts(parametrization=COMPLETEP, tied=True),
     "a layer that does not rotate": Parts(
-        positions=partial(InterleavedRotary, base=10_000.0, skip_every=2)
+        positions=InterleavedRotarySpec(base=10_000.0, skip_every=2)
     ),
 }
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -143,8 +146,7 @@ def test_logits_come_whole(two_ranks: Ranks, parts: Parts, sequence_parallel: bo
     assert max(two_ranks(logits_difference, parts, sequence_parallel)) < LOSS_TOLERANCE
 
 
-EXPERTS = partial(
-    Experts,
+EXPERTS = ExpertsSpec(
     num_experts=4,
     top_k=2,
     ffn_dim=8,
@@ -165,7 +167,7 @@ EXPERTS = partial(
         (Parts(mlp=EXPERTS), "experts are not split over this axis yet"),
         (Parts(num_heads=3, num_kv_heads=3), "num_kv_heads = 3 evenly"),
         (Parts(num_heads=3, num_kv_heads=1), "num_heads = 3 evenly"),
-        (Parts(mlp=partial(SWIGLU, ffn_dim=33)), "ffn_dim = 33 evenly"),
+        (Parts(mlp=SWIGLU.model_copy(update={"ffn_dim": 33})), "ffn_dim = 33 evenly"),
         (Parts(rows=67), "padded_vocab_size = 67 evenly"),
     ],
     ids=["experts", "groups", "heads", "inner width", "rows"],

@@ -1,12 +1,11 @@
 """Tensor parallelism costs what it should, and bears stages, shards and checkpointing."""
 
-from functools import partial
 from typing import Literal
 
 import pytest
 import torch
 
-from components.model.positions import Alibi, Learned
+from components.config.model_spec.positions import AlibiSpec, LearnedSpec
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import (
     GELU,
@@ -36,11 +35,11 @@ GPT = Parts(
     num_kv_heads=8,
     bias=True,
     tied=True,
-    positions=partial(Learned, num_positions=LENGTH),
+    positions=LearnedSpec(num_positions=LENGTH),
     mlp=GELU,
     norm=LAYER_NORM,
 )
-BLOOM = GPT._replace(positions=Alibi, embedding_norm=LAYER_NORM)
+BLOOM = GPT._replace(positions=AlibiSpec(), embedding_norm=LAYER_NORM)
 SHARED_GROUP = Parts(num_kv_heads=1, qk_norm=RMS_NORM)
 sequence_parallel = pytest.mark.parametrize(
     "sequence_parallel", [False, True], ids=["whole", "sliced"]

@@ -9,9 +9,9 @@ import torch
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.build import build
+from components.config.part_nodes import read_decoder
 from components.config.schema.types import thaw
 from components.convert.family import choose_family
-from components.convert.features import read_features
 from components.convert.folder import make_config, their_tensors
 from components.convert.hf_shards import SINGLE, write_shards
 from tests.components.distributed.ranks import Ranks
@@ -30,7 +30,7 @@ def words(tmp_path: Path) -> list[str]:
     """Write a folder of random weights, and ask for them."""
     recipe = compose_recipe(read_point(TINY))
     section, target = thaw(recipe.model), tmp_path / "weights"
-    features = read_features(section)
+    features = read_decoder(section)
     family, model = choose_family(features), build(recipe.model, "model")
     rows = features.padded_vocab_size
     generator = torch.Generator().manual_seed(3)

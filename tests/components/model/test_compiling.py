@@ -2,22 +2,22 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from components.config.model_spec.feed_forward import ExpertsSpec, MLPSpec
+from components.config.model_spec.positions import AlibiSpec, InterleavedRotarySpec, RotarySpec
 from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.compile import compile_layers
 from components.errors import RecipeError
 from components.model import attention_kernels
 from components.model.attention import ForwardScope
 from components.model.decoder import Decoder
-from components.model.mlp import MLP
-from components.model.moe import Experts, expert_layers
-from components.model.positions import Alibi, InterleavedRotary, Placement, Rotary
+from components.model.moe import expert_layers
+from components.model.positions import Placement
 from components.torch_internals.operators import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized
@@ -30,8 +30,7 @@ from tests.components.model.routing_terms import auxiliary_terms
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, as said above
 
 Build = Callable[..., Decoder]
-FEW_EXPERTS = partial(
-    Experts,
+FEW_EXPERTS = ExpertsSpec(
     num_experts=4,
     top_k=2,
     ffn_dim=24,
@@ -45,7 +44,7 @@ FEW_EXPERTS = partial(
     path="grouped",
 )
 
-TRAINED = partial(MLP, ffn_dim=77, activation="xielu", gated=False, bias=False)
+TRAINED = MLPSpec(ffn_dim=77, activation="xielu", gated=False, bias=False)
 HEAD_NORMS = {"qk_norm": RMS_NORM, "qk_norm_over": "each_head"}
 
 
@@ -108,7 +107,7 @@ def test_losses_and_gradients_stay_with_dropout_and_recomputation_too(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "part", [{"positions": Alibi}, {"mlp": FEW_EXPERTS}, HEAD_NORMS, {"mlp": TRAINED}]
+    "part", [{"positions": AlibiSpec()}, {"mlp": FEW_EXPERTS}, HEAD_NORMS, {"mlp": TRAINED}]
 )
 def test_discounts_and_experts_compile_too(
     small_decoder: Build, part: dict[str, object]
@@ -143,7 +142,7 @@ def test_all_layers_share_a_graph_that_evaluation_takes_no_part_in(
 
 @pytest.mark.long
 def test_layers_that_do_not_rotate_share_a_second_graph(small_decoder: Build) -> None:
-    some = partial(InterleavedRotary, base=10_000.0, skip_every=4)
+    some = InterleavedRotarySpec(base=10_000.0, skip_every=4)
     settings = {"positions": some, "num_layers": 12, "norm_placement": "after"}
     plain = randomized(small_decoder(**settings)).double()
     model = copy.deepcopy(plain)
@@ -155,7 +154,7 @@ def test_layers_that_do_not_rotate_share_a_second_graph(small_decoder: Build) ->
 
 @pytest.mark.long
 def test_layers_of_each_window_share_a_graph(small_decoder: Build) -> None:
-    turned = partial(Rotary, base=10_000.0, local_base=100.0)
+    turned = RotarySpec(base=10_000.0, local_base=100.0)
     settings = {"positions": turned, "num_layers": 12, "windows": [5, 7, "full"]}
     settings |= {"norm_placement": "both", "scale_dim": 14}
     plain = randomized(small_decoder(**settings)).double()
@@ -204,7 +203,7 @@ def test_layers_of_flex_attention_share_a_graph_for_all_microbatches(
     small_decoder: Build, dropout: float
 ) -> None:
     """The mask of a microbatch is made before the first layer: no graph holds it."""
-    settings = {"positions": Alibi, "num_layers": 3, "attention_dropout": dropout}
+    settings = {"positions": AlibiSpec(), "num_layers": 3, "attention_dropout": dropout}
     plain = randomized(small_decoder(**settings))
     model = copy.deepcopy(plain)
     for layer in model.layers.values():

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
+from components.config.model_spec.feed_forward import ExpertsSpec
 from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.compile import compile_layers
 from components.model import moe
@@ -26,7 +26,7 @@ Build = Callable[..., Decoder]
 NUM_EXPERTS, TOP_K, DIM, FFN_DIM, TOKENS = 4, 2, 16, 24, 24
 
 
-def mixture(**changes: Any) -> partial[Experts]:
+def mixture(**changes: Any) -> ExpertsSpec:
     settings: dict[str, Any] = {
         "num_experts": NUM_EXPERTS,
         "top_k": TOP_K,
@@ -40,7 +40,7 @@ def mixture(**changes: Any) -> partial[Experts]:
         "z_loss": 0.001,
         "path": "auto",
     }
-    return partial(Experts, **settings | changes)
+    return ExpertsSpec(**settings | changes)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_a_layer_of_experts_is_one_graph_however_many_tokens_an_expert_gets(
     monkeypatch: pytest.MonkeyPatch, gated: bool
 ) -> None:
     monkeypatch.setattr(moe, "has_grouped_kernel", lambda device: True)
-    layer = mixture(gated=gated)(dim=DIM).bfloat16()
+    layer = Experts(mixture(gated=gated), dim=DIM).bfloat16()
     with torch.no_grad():
         layer.router.weight.copy_(torch.eye(NUM_EXPERTS, DIM))
     compiled = torch.compile(layer.forward, fullgraph=True, dynamic=False, backend="aot_eager")
@@ -111,7 +111,7 @@ def test_layers_of_experts_keep_losses_gradients_and_what_routers_counted(
 
 
 def test_a_repeated_forward_pass_of_a_compiled_layer_leaves_the_record_of_the_first() -> None:
-    experts = mixture()(dim=DIM)
+    experts = Experts(mixture(), dim=DIM)
     hidden = falling_on([0, 1])
     experts(hidden)
     first = experts.take_routing()

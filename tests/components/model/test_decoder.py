@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -12,10 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.build import build
-from components.errors import RecipeError
+from components.config.model_spec.norms import NormSpec
+from components.config.model_spec.positions import LearnedSpec
 from components.model.decoder import Decoder
-from components.model.norms import Norm
-from components.model.positions import Learned
 from tests.components.model.comparison import assert_equal_models, gradient_of, randomized
 from tests.components.model.mappings import to_llama
 
@@ -114,8 +112,8 @@ def test_two_stages_with_global_names_compute_what_the_whole_computes(
 def test_the_first_stage_alone_has_learned_positions_and_the_embedding_norm(
     small_decoder: Callable[..., Decoder],
 ) -> None:
-    norm = partial(Norm, eps=1e-5, center=True, weight=True, bias=True)
-    positions = partial(Learned, num_positions=11)
+    norm = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
+    positions = LearnedSpec(num_positions=11)
     whole = randomized(
         small_decoder(tied_embeddings=False, embedding_norm=norm, positions=positions)
     )
@@ -146,28 +144,3 @@ def test_bfloat16_keeps_its_precision_outside_and_float32_in_the_loss(
     assert all(
         gradient_of(parameter).dtype == torch.bfloat16 for parameter in model.parameters()
     )
-
-
-def test_rejects_fewer_rows_than_tokens(small_decoder: Callable[..., Decoder]) -> None:
-    with pytest.raises(RecipeError, match=r"model.padded_vocab_size: 60 rows cannot hold 61"):
-        small_decoder(padded_vocab_size=60)
-
-
-def test_rejects_a_model_without_layers(small_decoder: Callable[..., Decoder]) -> None:
-    with pytest.raises(RecipeError, match=r"model.num_layers: 0 is no layer"):
-        small_decoder(num_layers=0)
-
-
-def test_rejects_heads_that_the_positions_cannot_turn(
-    small_decoder: Callable[..., Decoder],
-) -> None:
-    with pytest.raises(RecipeError, match=r"model.attention.head_dim: 7 is odd"):
-        small_decoder(head_dim=7)
-
-
-@pytest.mark.parametrize("row", [-1, 67])
-def test_rejects_a_padding_row_that_does_not_exist(
-    small_decoder: Callable[..., Decoder], row: int
-) -> None:
-    with pytest.raises(RecipeError, match=rf"padding_row: there is no row {row} among 67"):
-        small_decoder(padding_row=row)

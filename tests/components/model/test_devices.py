@@ -6,7 +6,6 @@ nothing. A backward pass asks for the GPU itself; there ``meta`` takes its place
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,18 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
+from components.config.model_spec.feed_forward import ExpertsSpec
+from components.config.model_spec.positions import AlibiSpec, LearnedSpec
 from components.dryrun.world import even_load
 from components.model import attention_kernels
 from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
-from components.model.moe import Experts
-from components.model.positions import Alibi, Learned
 from tests.components.model.planted_guard import lend_guard
 from tests.components.model.routing_terms import auxiliary_terms
 
 LENGTH, ROWS = 16, 67
-MIXTURE = partial(
-    Experts,
+MIXTURE = ExpertsSpec(
     num_experts=4,
     top_k=2,
     ffn_dim=16,
@@ -41,8 +39,8 @@ MIXTURE = partial(
 )
 MODELS: dict[str, dict[str, Any]] = {
     "rotary": {},
-    "alibi": {"positions": Alibi},
-    "learned": {"positions": partial(Learned, num_positions=LENGTH), "dropout": 0.1},
+    "alibi": {"positions": AlibiSpec()},
+    "learned": {"positions": LearnedSpec(num_positions=LENGTH), "dropout": 0.1},
     "experts": {"mlp": MIXTURE},
 }
 

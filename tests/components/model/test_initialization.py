@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp, kstest, truncnorm
 
+from components.config.model_spec.feed_forward import MLPSpec
+from components.config.model_spec.initialization import NormalSpec
 from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
-from components.model.initialization import Normal, draw_rows
+from components.model.initialization import draw_rows
 from components.model.mlp import MLP
 
 ROWS = 2_500  # three blocks, the last one short
@@ -92,7 +94,7 @@ def test_only_maps_onto_the_residual_stream_are_scaled(
     small_decoder: Callable[..., Decoder], residual: Literal["scaled", "plain"], expected: float
 ) -> None:
     model = small_decoder(dim=480, num_layers=4, num_heads=48)
-    model.initialization = Normal(std=0.2, residual=residual, padding_row=None)
+    model.initialization = NormalSpec(std=0.2, residual=residual, padding_row=None)
     draw_weights(model, seed=5)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
@@ -130,7 +132,7 @@ def test_a_models_cutoff_is_in_the_deviations_of_each_map(
     small_decoder: Callable[..., Decoder],
 ) -> None:
     model = small_decoder(dim=240, num_layers=4, num_heads=24)
-    model.initialization = Normal(std=0.2, residual="scaled", padding_row=None, cutoff=2.0)
+    model.initialization = NormalSpec(std=0.2, residual="scaled", padding_row=None, cutoff=2.0)
     draw_weights(model, seed=5)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
@@ -142,9 +144,9 @@ def test_a_models_cutoff_is_in_the_deviations_of_each_map(
 def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for(
     small_decoder: Callable[..., Decoder],
 ) -> None:
-    mlp = partial(MLP, ffn_dim=1_024, activation="relu_squared", gated=False, bias=False)
+    mlp = MLPSpec(ffn_dim=1_024, activation="relu_squared", gated=False, bias=False)
     model = small_decoder(dim=240, num_layers=2, num_heads=24, mlp=mlp)
-    model.initialization = Normal(
+    model.initialization = NormalSpec(
         std="fan_in", residual="zero", padding_row=None, embedding_std=1.0, head_std=0.0
     )
     draw_weights(model, seed=5)
@@ -159,7 +161,7 @@ def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for(
         std = 1.0 if name == "embedding.weight" else std
         error = std / parameter.numel() ** 0.5
         assert parameter.std().item() == pytest.approx(std, abs=5 * error), name
-    model.initialization = Normal(std="fan_in", residual="plain", padding_row=None)
+    model.initialization = NormalSpec(std="fan_in", residual="plain", padding_row=None)
     draw_weights(model, seed=5)
     down = model.get_parameter("layers.0.mlp.down.weight")
     narrower = (240 / 1_024) ** 0.5 / 1_024**0.5
@@ -169,12 +171,12 @@ def test_a_map_starts_by_its_fan_in_and_zeros_where_they_are_asked_for(
 def test_biases_start_at_zero() -> None:
     class Model(torch.nn.Module):
         num_layers = 1
-        initialization = Normal(std=0.1, residual="scaled", padding_row=None)
+        initialization = NormalSpec(std=0.1, residual="scaled", padding_row=None)
         parametrization = None
 
         def __init__(self) -> None:
             super().__init__()
-            self.mlp = MLP(dim=4, ffn_dim=6, activation="gelu", gated=False, bias=True)
+            self.mlp = MLP(MLPSpec(ffn_dim=6, activation="gelu", gated=False, bias=True), dim=4)
 
     model = Model()
     draw_weights(cast("Decoder", model), seed=0)
@@ -185,7 +187,7 @@ def test_biases_start_at_zero() -> None:
 def test_scalars_of_an_activation_start_at_its_constants(
     small_decoder: Callable[..., Decoder],
 ) -> None:
-    mlp = partial(MLP, ffn_dim=8, activation="xielu", gated=False, bias=False)
+    mlp = MLPSpec(ffn_dim=8, activation="xielu", gated=False, bias=False)
     model = small_decoder(mlp=mlp)
     starts = {name: one.clone() for name, one in model.named_parameters() if "alpha" in name}
     assert len(starts) == 2 * model.num_layers

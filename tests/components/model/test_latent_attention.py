@@ -1,7 +1,6 @@
 """Latent attention, against DeepSeek-V3's of transformers."""
 
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,11 +13,13 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 )
 
 from components.attention_backends import BACKENDS
+from components.config.model_spec.attention import LatentAttentionSpec
+from components.config.model_spec.norms import NormSpec
+from components.config.model_spec.positions import RotarySpec
+from components.config.model_spec.rotary_scaling import YarnScalingSpec
 from components.model.attention import ForwardScope
 from components.model.latent_attention import LatentAttention
-from components.model.norms import Norm
 from components.model.positions import Rotary
-from components.model.rotary_scaling import YarnScaling
 from tests.components.model.flex_on_cpu import flex_on_cpu
 
 DIM, HEADS, LENGTH = 32, 3, 11
@@ -28,17 +29,17 @@ RANKS: dict[str, Any] = {"query_rank": 12, "key_value_rank": 9}
 
 def latent(**changes: Any) -> LatentAttention:
     torch.manual_seed(0)
-    norm = partial(Norm, eps=1e-6, center=False, weight=True, bias=False)
+    norm = NormSpec(eps=1e-6, center=False, weight=True, bias=False)
     settings: dict[str, Any] = {"num_heads": HEADS, "num_kv_heads": HEADS, "dropout": 0.0}
     settings |= {"latent_norm": norm, "backends": BACKENDS}
-    part = LatentAttention(dim=DIM, **settings | WIDTHS | RANKS | changes)
+    part = LatentAttention(LatentAttentionSpec(**settings | WIDTHS | RANKS | changes), dim=DIM)
     with torch.no_grad():
         for weight in part.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.1)
     return part
 
 
-YARN = YarnScaling(factor=40.0, original_tokens=8, beta_fast=1.0, beta_slow=0.03)
+YARN = YarnScalingSpec(factor=40.0, original_tokens=8, beta_fast=1.0, beta_slow=0.03)
 YARN_THERE = {
     "rope_type": "yarn",
     "factor": 40.0,
@@ -51,9 +52,11 @@ YARN_THERE = {
 
 
 def scope_of(
-    documents: Tensor | None = None, scaling: YarnScaling | None = None
+    documents: Tensor | None = None, scaling: YarnScalingSpec | None = None
 ) -> ForwardScope:
-    rotary = Rotary(dim=DIM, num_heads=HEADS, head_dim=6, base=100.0, scaling=scaling)
+    rotary = Rotary(
+        RotarySpec(base=100.0, scaling=scaling), dim=DIM, num_heads=HEADS, head_dim=6
+    )
     return ForwardScope(placement=rotary(torch.arange(LENGTH)), documents=documents)
 
 
@@ -95,7 +98,7 @@ def reference(ours: LatentAttention, scaled: bool = False) -> DeepseekV3Attentio
 @pytest.mark.parametrize("scaling", [None, YARN], ids=["plain", "yarn"])
 @pytest.mark.parametrize("query_rank", [12, None])
 def test_it_attends_as_that_of_deepseek_does_with_its_gradients(
-    query_rank: int | None, scaling: YarnScaling | None
+    query_rank: int | None, scaling: YarnScalingSpec | None
 ) -> None:
     ours = latent(query_rank=query_rank)
     theirs = reference(ours, scaled=scaling is not None)

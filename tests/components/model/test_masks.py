@@ -1,7 +1,6 @@
 """Documents and discounts, in both forms, each against attention computed another way."""
 
 from collections.abc import Callable
-from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -10,18 +9,25 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from components.attention_backends import BACKENDS
+from components.config.model_spec.positions import (
+    AlibiSpec,
+    LearnedSpec,
+    OrderSpec,
+    PositionsSpec,
+    RotarySpec,
+)
 from components.model.attention import AttentionCore, ForwardScope
 from components.model.decoder import Decoder
 from components.model.masks import CausalMask
-from components.model.positions import Alibi, Learned, Placement, Positions, Rotary
+from components.model.positions import Alibi, Placement
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
 
 Build = Callable[..., Decoder]
-KINDS: dict[str, Callable[..., Positions]] = {
-    "rotary": partial(Rotary, base=10_000.0),
-    "alibi": Alibi,
-    "none": Positions,
+KINDS: dict[str, PositionsSpec] = {
+    "rotary": RotarySpec(base=10_000.0),
+    "alibi": AlibiSpec(),
+    "none": OrderSpec(),
 }
 # Rotation by other angles of equal difference rounds differently.
 ALONE_TOLERANCE = 1e-4
@@ -52,7 +58,7 @@ def test_each_packed_document_reads_as_if_it_were_alone(
 
 
 def test_learned_positions_are_not_reset_at_a_document(small_decoder: Build) -> None:
-    model = randomized(small_decoder(positions=partial(Learned, num_positions=20)))
+    model = randomized(small_decoder(positions=LearnedSpec(num_positions=20)))
     tokens = torch.randint(61, (1, 20))
     documents = packed([[7, 13]])
     logits = model(tokens, documents=documents)
@@ -111,7 +117,7 @@ def test_a_decoder_of_flex_attention_computes_the_same(
 def test_all_layers_and_stages_share_one_mask_and_its_blocks(
     small_decoder: Build, documents: Tensor | None
 ) -> None:
-    model, made = randomized(small_decoder(positions=Alibi, num_layers=3)), []
+    model, made = randomized(small_decoder(positions=AlibiSpec(), num_layers=3)), []
     tokens = torch.randint(61, (2, 20))
     mask = model.mask(tokens, documents)
     find = CausalMask._find_blocks
@@ -130,7 +136,7 @@ def test_all_layers_and_stages_share_one_mask_and_its_blocks(
 def test_some_of_the_heads_get_their_own_slopes() -> None:
     """What a rank of tensor parallelism does: heads 2 and 3 of 6, with their share of maps."""
     core = AttentionCore(dropout=0.0, backends=BACKENDS)
-    placement = Alibi(dim=48, num_heads=6, head_dim=10)(torch.arange(9))
+    placement = Alibi(AlibiSpec(), dim=48, num_heads=6, head_dim=10)(torch.arange(9))
     scope = ForwardScope(placement=placement, documents=None)
     heads = torch.randn(3, 1, 6, 9, 10)
     whole = core(*heads, scope, first_head=0)

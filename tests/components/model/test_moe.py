@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
-from components.errors import RecipeError
+from components.config.model_spec.feed_forward import ExpertsSpec
 from components.model import moe
 from components.model.expert_products import Matrices, grouped_products, loop, sorted_products
 from components.model.mlp import ACTIVATIONS
@@ -30,7 +30,6 @@ MIXES: list[Mix] = [sorted_products, grouped_products]
 def experts(**changes: Any) -> Experts:
     torch.manual_seed(0)
     settings: dict[str, Any] = {
-        "dim": DIM,
         "num_experts": NUM_EXPERTS,
         "top_k": TOP_K,
         "ffn_dim": FFN_DIM,
@@ -43,7 +42,7 @@ def experts(**changes: Any) -> Experts:
         "z_loss": 0.0,
         "path": "auto",
     }
-    return Experts(**settings | changes)
+    return Experts(ExpertsSpec(**settings | changes), dim=DIM)
 
 
 def matrices(*, gated: bool, activation: str, dtype: torch.dtype) -> Matrices:
@@ -271,9 +270,3 @@ def test_stacks_start_like_linear_maps() -> None:
     largest = experts().up.weight.abs().max().item()
     assert 0.99 * bound < largest <= bound
     assert nn.Linear(DIM, 50).weight.abs().max().item() <= bound
-
-
-@pytest.mark.parametrize("top_k", [0, 8])
-def test_rejects_more_experts_a_token_than_there_are(top_k: int) -> None:
-    with pytest.raises(RecipeError, match=rf"mlp.top_k: {top_k} experts.*\n.*choose 1 to 7"):
-        experts(top_k=top_k)

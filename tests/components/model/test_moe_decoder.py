@@ -1,7 +1,6 @@
 """A decoder of experts against transformers' OLMoE: logits, whole loss, every gradient."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import pytest
@@ -9,11 +8,11 @@ import torch
 from torch import Tensor
 from transformers import OlmoeConfig, OlmoeForCausalLM
 
+from components.config.model_spec.feed_forward import ExpertsSpec
+from components.config.model_spec.norms import NormSpec
 from components.distributed.activation_checkpoint import checkpoint_activations
 from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
-from components.model.moe import Experts
-from components.model.norms import Norm
 from tests.components.model.routing_terms import auxiliary_terms
 
 DIM, FFN_DIM, NUM_LAYERS, NUM_HEADS, NUM_EXPERTS, TOP_K, VOCAB = 32, 16, 2, 4, 6, 2, 61
@@ -21,8 +20,7 @@ COEFFICIENT = 0.5  # large, so that a wrong term would show
 LOGITS_TOLERANCE = 1e-5  # of the largest element, as for the dense decoder
 GRADIENT_TOLERANCE = 1e-4
 
-MIXTURE = partial(
-    Experts,
+MIXTURE = ExpertsSpec(
     num_experts=NUM_EXPERTS,
     top_k=TOP_K,
     ffn_dim=FFN_DIM,
@@ -33,6 +31,7 @@ MIXTURE = partial(
     auxiliary_loss=COEFFICIENT,
     auxiliary_scope="model",
     z_loss=0.0,
+    path="auto",
 )
 TO_OLMOE = {
     "embedding.": "model.embed_tokens.",
@@ -64,8 +63,8 @@ def mixture_decoder(small_decoder: Callable[..., Decoder]) -> Callable[..., Deco
             num_heads=NUM_HEADS,
             num_kv_heads=NUM_HEADS,
             head_dim=DIM // NUM_HEADS,
-            qk_norm=partial(Norm, eps=1e-5, center=False, weight=True, bias=False),
-            mlp=partial(MIXTURE, path=path),
+            qk_norm=NormSpec(eps=1e-5, center=False, weight=True, bias=False),
+            mlp=MIXTURE.model_copy(update={"path": path}),
         )
         draw_weights(model, seed=3)
         return model

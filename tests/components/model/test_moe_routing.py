@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
+from components.config.model_spec.feed_forward import ExpertsSpec
 from components.model.moe import Experts, expert_layers, take_rows
 from components.model.routing import RoutingTally
 from tests.components.model.routing_terms import auxiliary_terms
@@ -23,7 +24,6 @@ class Layers(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         settings: dict[str, Any] = {
-            "dim": DIM,
             "num_experts": NUM_EXPERTS,
             "top_k": TOP_K,
             "ffn_dim": 8,
@@ -36,7 +36,9 @@ class Layers(nn.Module):
             "z_loss": 0.0,
             "path": "auto",
         }
-        self.parts = nn.ModuleList(Experts(**settings | changes) for _ in range(NUM_LAYERS))
+        self.parts = nn.ModuleList(
+            Experts(ExpertsSpec(**settings | changes), dim=DIM) for _ in range(NUM_LAYERS)
+        )
         with torch.no_grad():
             for part in self.parts:
                 part.get_parameter("router.weight").mul_(6)  # far from balance

@@ -1,7 +1,6 @@
 """Further tokens, beside a plain computation of the report's formula, position by position."""
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 import pytest
 import torch
@@ -12,18 +11,19 @@ from torch.nn.functional import cross_entropy, silu
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
+from components.config.model_spec.mtp import MTPSpec
 from components.data.samples import LossMask
 from components.distributed.mesh import build_mesh
 from components.engine.microbatch_forward import StageCompute, number_documents
 from components.model.decoder import Decoder
-from components.model.mtp import FurtherTokens, MultiTokenPrediction
+from components.model.mtp import FurtherTokens
 from components.train.trainer import degrees_of
 from tests.components.distributed.tensor_cases import Parts, randomized
 from tests.components.model.comparison import gradient_of
 
 EOD, WEIGHT, LENGTH = 7, 0.3, 12
 HEADS, HEAD_DIM, EPS = 4, 6, 1e-5
-MTP = partial(MultiTokenPrediction, depth=2, loss_weight=WEIGHT)
+MTP = MTPSpec(depth=2, loss_weight=WEIGHT)
 PARTS = Parts(num_heads=HEADS, num_kv_heads=HEADS, mtp=MTP)
 KEY = "model.mtp={_target_: components.model.mtp.MultiTokenPrediction, _partial_: true, depth: "
 MASKED = ("data.goldfish={one_in: 4, window_tokens: 3}", "data.loss_after_eod=false")

@@ -8,14 +8,15 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
+from components.config.model_spec.feed_forward import MLPSpec
+from components.config.model_spec.norms import NormSpec
+from components.config.model_spec.positions import AlibiSpec
 from components.model.decoder import Decoder
-from components.model.mlp import MLP
-from components.model.norms import Norm
-from components.model.positions import Alibi, alibi_slopes
+from components.model.positions import alibi_slopes
 from tests.components.model.comparison import assert_equal_models, randomized
 from tests.components.model.mappings import to_bloom
 
-LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=True, bias=True)
+LAYER_NORM = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
 
 
 @pytest.mark.parametrize("layer_scaling", [True, False])
@@ -33,8 +34,8 @@ def test_logits_and_gradients_equal_those_of_an_independent_bloom(
             head_dim=head_dim,
             bias=True,
             layer_scaling=layer_scaling,
-            positions=Alibi,
-            mlp=partial(MLP, ffn_dim=4 * dim, activation="gelu_tanh", gated=False, bias=True),
+            positions=AlibiSpec(),
+            mlp=MLPSpec(ffn_dim=4 * dim, activation="gelu_tanh", gated=False, bias=True),
             norm=LAYER_NORM,
             embedding_norm=LAYER_NORM,
         )

@@ -1,18 +1,17 @@
 """The decoder with learned positions and biases against an independent GPT-2."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from components.config.model_spec.feed_forward import MLPSpec
+from components.config.model_spec.norms import NormSpec
+from components.config.model_spec.positions import LearnedSpec
 from components.errors import RecipeError
 from components.model.decoder import Decoder
-from components.model.mlp import MLP
-from components.model.norms import Norm
-from components.model.positions import Learned
 from tests.components.model.comparison import (
     LOGITS_TOLERANCE,
     assert_equal_models,
@@ -36,9 +35,9 @@ def gpt2_like(
             num_kv_heads=5,
             head_dim=7,
             bias=True,
-            positions=partial(Learned, num_positions=41),
-            mlp=partial(MLP, ffn_dim=93, activation=activation, gated=False, bias=True),
-            norm=partial(Norm, eps=1e-5, center=True, weight=True, bias=True),
+            positions=LearnedSpec(num_positions=41),
+            mlp=MLPSpec(ffn_dim=93, activation=activation, gated=False, bias=True),
+            norm=NormSpec(eps=1e-5, center=True, weight=True, bias=True),
             dropout=dropout,
             attention_dropout=dropout,
         )

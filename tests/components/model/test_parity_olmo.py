@@ -1,7 +1,6 @@
 """The decoder against an independent OLMo, and its query-key norm against OLMoE's attention."""
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -9,6 +8,9 @@ from transformers import OlmoConfig, OlmoeConfig, OlmoForCausalLM
 from transformers.models.olmoe.modeling_olmoe import OlmoeAttention, OlmoeRotaryEmbedding
 
 from components.attention_backends import BACKENDS
+from components.config.model_spec.attention import GroupedQueryAttentionSpec
+from components.config.model_spec.norms import NormSpec
+from components.config.model_spec.positions import RotarySpec
 from components.model.attention import Attention, ForwardScope
 from components.model.decoder import Decoder
 from components.model.norms import Norm
@@ -36,7 +38,7 @@ def test_logits_and_gradients_equal_those_of_an_independent_olmo(
             num_heads=6,
             num_kv_heads=3,
             head_dim=10,
-            norm=partial(Norm, eps=1e-5, center=True, weight=False, bias=False),
+            norm=NormSpec(eps=1e-5, center=True, weight=False, bias=False),
         )
     )
     config = OlmoConfig(
@@ -67,15 +69,17 @@ def test_attention_with_query_key_norm_equals_that_of_an_independent_olmoe(
     config._attn_implementation = "eager"
     theirs = OlmoeAttention(config, layer_idx=0)
     ours = Attention(
+        GroupedQueryAttentionSpec(
+            num_heads=6,
+            num_kv_heads=num_kv_heads,
+            head_dim=10,
+            bias=False,
+            qk_norm=NormSpec(eps=1e-5, center=False, weight=True, bias=False),
+            layer_scaling=False,
+            dropout=0.0,
+            backends=BACKENDS,
+        ),
         dim=60,
-        num_heads=6,
-        num_kv_heads=num_kv_heads,
-        head_dim=10,
-        bias=False,
-        qk_norm=partial(Norm, eps=1e-5, center=False, weight=True, bias=False),
-        layer_scaling=False,
-        dropout=0.0,
-        backends=BACKENDS,
     )
     for norm in (ours.query_norm, ours.key_norm):
         assert isinstance(norm, Norm)
@@ -89,7 +93,7 @@ def test_attention_with_query_key_norm_equals_that_of_an_independent_olmoe(
     angles = OlmoeRotaryEmbedding(config)(hidden, places[None])
     causal = torch.full((23, 23), -torch.inf).triu(1)[None, None]
     expected, _ = theirs(hidden, position_embeddings=angles, attention_mask=causal)
-    placement = Rotary(dim=60, num_heads=6, head_dim=10, base=10_000.0)(places)
+    placement = Rotary(RotarySpec(base=10_000.0), dim=60, num_heads=6, head_dim=10)(places)
     mixed = ours(hidden, ForwardScope(placement=placement, documents=None))
     assert relative_difference(mixed, expected) < LOGITS_TOLERANCE
 

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from components.config.model_spec.norms import NormSpec
 from components.model.decoder import Decoder
 from components.model.norms import Norm
 from tests.components.model.comparison import randomized
@@ -42,7 +42,7 @@ def saved_bytes(model: Decoder, tokens: Tensor) -> int:
 
 @pytest.mark.parametrize("center", [True, False])
 def test_a_norm_of_bfloat16_is_that_of_float32_rounded(center: bool) -> None:
-    norm = Norm(dim=64, eps=1e-5, center=center, weight=True, bias=center)
+    norm = Norm(NormSpec(eps=1e-5, center=center, weight=True, bias=center), dim=64)
     for values in norm.parameters():
         nn.init.normal_(values, 1.0)
     hidden = torch.randn(50, 64).bfloat16()
@@ -104,7 +104,7 @@ def test_the_backward_pass_reads_about_half_of_what_it_reads_in_float32(
     small_decoder: Callable[..., Decoder],
 ) -> None:
     # A CPU has a fused kernel of LayerNorm, and none of RMSNorm.
-    norm = partial(Norm, eps=1e-5, center=True, weight=True, bias=True)
+    norm = NormSpec(eps=1e-5, center=True, weight=True, bias=True)
     model = randomized(small_decoder(num_layers=4, norm=norm))
     tokens = torch.randint(61, (4, 64))
     wide = saved_bytes(model, tokens)

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -78,7 +77,9 @@ def test_gradients_are_bitwise_equal_and_names_stay(
 def test_experts_choose_the_same_again(
     small_decoder: Build, path: str, parts: str | list[str]
 ) -> None:
-    plain = randomized(small_decoder(dropout=0.2, mlp=partial(FEW_EXPERTS, path=path)))
+    plain = randomized(
+        small_decoder(dropout=0.2, mlp=FEW_EXPERTS.model_copy(update={"path": path}))
+    )
     model = copy.deepcopy(plain)
     checkpoint_activations(model, parts)
     tokens = torch.randint(61, (2, 19))
@@ -107,7 +108,7 @@ def test_selective_recomputation_repeats_no_product_and_no_attention(
     small_decoder: Build, part: dict[str, Any], dtype: torch.dtype
 ) -> None:
     if "mlp" in part:
-        part = {"mlp": partial(FEW_EXPERTS, path=part["mlp"])}
+        part = {"mlp": FEW_EXPERTS.model_copy(update={"path": part["mlp"]})}
     counts = []
     for parts in ("none", "selective", "full"):
         model = randomized(small_decoder(dropout=0.1, **part))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -12,24 +12,38 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from components.attention_backends import BACKENDS
 from components.attention_windows import window_of
+from components.config.model_spec.positions import AlibiSpec, PositionsSpec, RotarySpec
+from components.config.model_spec.rotary_scaling import LinearScalingSpec, YarnScalingSpec
+from components.config.part_nodes import check_nodes
 from components.errors import RecipeError
 from components.model.attention import AttentionCore, ForwardScope
 from components.model.decoder import Decoder
 from components.model.masks import CausalMask
-from components.model.positions import Alibi, Placement, Positions, Rotary
-from components.model.rotary_scaling import LinearScaling, YarnScaling
+from components.model.positions import Placement, Rotary
 from tests.components.model.comparison import randomized, relative_difference
 from tests.components.model.flex_on_cpu import flex_on_cpu
 from tests.components.model.test_masks import packed
 
 Build = Callable[..., Decoder]
 LENGTH = 20
-YARN = YarnScaling(factor=4.0, original_tokens=8, beta_fast=1.0, beta_slow=0.03)
+YARN = YarnScalingSpec(factor=4.0, original_tokens=8, beta_fast=1.0, beta_slow=0.03)
 
 
 def test_a_pattern_begins_anew_at_its_end() -> None:
     windows = [window_of([7, 5, "full"], layer) for layer in range(7)]
     assert windows == [7, 5, None, 7, 5, None, 7]
+
+
+ATTENTION = {
+    "_target_": "components.model.attention.Attention",
+    "_partial_": True,
+    **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim"), 2),
+    "bias": False,
+    "qk_norm": None,
+    "layer_scaling": False,
+    "dropout": 0.0,
+    "backends": ["flex"],
+}
 
 
 @pytest.mark.parametrize(
@@ -41,11 +55,9 @@ def test_a_pattern_begins_anew_at_its_end() -> None:
         ([True], r"windows\[0\]: True is neither"),
     ],
 )
-def test_what_is_no_window_is_refused(
-    small_decoder: Build, windows: list[object], message: str
-) -> None:
+def test_what_is_no_window_is_refused(windows: list[object], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        small_decoder(windows=windows)
+        check_nodes({"model": {"attention": {**ATTENTION, "windows": windows}}})
 
 
 @pytest.mark.parametrize("window", [1, 3, LENGTH - 1])
@@ -63,10 +75,10 @@ def test_a_query_sees_itself_and_as_many_keys_as_make_the_window(window: int) ->
             torch.testing.assert_close(mixed[1, 2, query], expected)
 
 
-@pytest.mark.parametrize("kind", [partial(Rotary, base=10_000.0), Alibi])
+@pytest.mark.parametrize("kind", [RotarySpec(base=10_000.0), AlibiSpec()])
 @pytest.mark.parametrize("documents", [None, packed([[5, 1, 14], [9, 10, 1]])])
 def test_flex_and_dense_masks_agree_in_every_layer(
-    small_decoder: Build, kind: Callable[..., Positions], documents: Tensor | None
+    small_decoder: Build, kind: PositionsSpec, documents: Tensor | None
 ) -> None:
     windows = [4, "full", 7]
     model = randomized(small_decoder(positions=kind, num_layers=4, windows=windows)).double()
@@ -83,7 +95,7 @@ def test_a_token_is_read_as_far_back_as_the_windows_of_all_layers_reach(
     small_decoder: Build,
 ) -> None:
     """Two layers with windows of 4 and 6 reach 3 + 5 tokens back, and no further."""
-    model = randomized(small_decoder(windows=[4, 6]))
+    model = randomized(small_decoder(windows=(4, 6)))
     tokens = torch.randint(61, (1, LENGTH))
     changed = tokens.clone()
     changed[0, 3] = (changed[0, 3] + 1) % 61
@@ -96,7 +108,7 @@ def test_a_token_is_read_as_far_back_as_the_windows_of_all_layers_reach(
 
 def test_a_window_as_long_as_the_sequence_is_plain_attention(small_decoder: Build) -> None:
     plain = randomized(small_decoder())
-    long = small_decoder(windows=[LENGTH])
+    long = small_decoder(windows=(LENGTH,))
     long.load_state_dict(plain.state_dict())
     tokens = torch.randint(61, (2, LENGTH))
     plain_calls, long_calls = masks_given(plain, tokens), masks_given(long, tokens)
@@ -120,7 +132,7 @@ def masks_given(model: Decoder, tokens: Tensor) -> list[bool]:
 
 def test_layers_of_one_window_share_one_mask_with_all_stages(small_decoder: Build) -> None:
     windows = [5, 5, "full", 7]
-    model = randomized(small_decoder(positions=Alibi, num_layers=8, windows=windows))
+    model = randomized(small_decoder(positions=AlibiSpec(), num_layers=8, windows=windows))
     tokens, made = torch.randint(61, (2, LENGTH)), []
     mask = model.mask(tokens, packed([[5, 15], [9, 11]]))
     find = CausalMask._find_blocks
@@ -148,7 +160,10 @@ def test_a_window_skips_blocks_that_lie_before_it() -> None:
 
 def test_layers_with_a_window_turn_by_their_own_base_and_are_not_slowed() -> None:
     places, heads = torch.arange(LENGTH), torch.randn(2, LENGTH, 6, 10)
-    rotary = partial(Rotary, dim=48, num_heads=6, head_dim=10)
+
+    def rotary(**settings: Any) -> Rotary:
+        return Rotary(RotarySpec(**settings), dim=48, num_heads=6, head_dim=10)
+
     turned = rotary(base=1_000.0, scaling=YARN, local_base=100.0)
     scope = ForwardScope(placement=turned(places), documents=None)
     for window, alone in (
@@ -163,14 +178,14 @@ def test_layers_with_a_window_turn_by_their_own_base_and_are_not_slowed() -> Non
 
 
 def test_without_a_base_of_their_own_they_turn_as_the_others(small_decoder: Build) -> None:
-    slowed = partial(Rotary, base=10_000.0, scaling=LinearScaling(factor=8.0))
-    model = randomized(small_decoder(positions=slowed, windows=[LENGTH, "full"]))
+    slowed = RotarySpec(base=10_000.0, scaling=LinearScalingSpec(factor=8.0))
+    model = randomized(small_decoder(positions=slowed, windows=(LENGTH, "full")))
     plain = small_decoder(positions=slowed)
     plain.load_state_dict(model.state_dict())
     tokens = torch.randint(61, (2, LENGTH))
     assert torch.equal(model(tokens), plain(tokens))
     local = small_decoder(
-        positions=partial(slowed, local_base=10_000.0), windows=[LENGTH, "full"]
+        positions=slowed.model_copy(update={"local_base": 10_000.0}), windows=(LENGTH, "full")
     )
     local.load_state_dict(model.state_dict())
     assert relative_difference(local(tokens), plain(tokens)) > 0.01

@@ -5,14 +5,13 @@ from typing import Any
 
 import yaml
 
+from components.config.model_spec.attention import AttentionSpec
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.feed_forward import FeedForwardSpec
+from components.config.model_spec.initialization import NormalSpec
+from components.config.model_spec.norms import NormSpec
+from components.config.model_spec.positions import PositionsSpec
 from components.config.schema.cluster import Hardware
-from components.config.shape import (
-    AttentionShape,
-    MLPShape,
-    ModelShape,
-    NormShape,
-    PositionsShape,
-)
 from components.config.stages import SPLIT_SCHEDULES
 from components.planner.job import ParallelLayout, TrainingJob
 from components.planner.software import OURS, SoftwareModel, read_software
@@ -21,20 +20,21 @@ ROOT = Path(__file__).resolve().parents[3]
 ORDER = ("pipeline", "data", "expert", "context", "tensor")
 
 
-def gpt(*, dim: int, num_layers: int, num_heads: int, vocab_size: int = 51_200) -> ModelShape:
+def gpt(*, dim: int, num_layers: int, num_heads: int, vocab_size: int = 51_200) -> DecoderSpec:
     """GPT's block: four times as wide inside, learned positions, biases."""
-    return ModelShape(
+    return DecoderSpec(
         dim=dim,
         num_layers=num_layers,
         vocab_size=vocab_size,
         padded_vocab_size=vocab_size,
         tied_embeddings=True,
-        attention=AttentionShape(
+        attention=AttentionSpec(
             num_heads=num_heads, num_kv_heads=num_heads, head_dim=dim // num_heads, bias=True
         ),
-        mlp=MLPShape(ffn_dim=4 * dim, gated=False, bias=True),
-        norm=NormShape(weight=True, bias=True),
-        positions=PositionsShape(num_positions=2_048),
+        mlp=FeedForwardSpec(ffn_dim=4 * dim, gated=False, bias=True),
+        norm=NormSpec(eps=1e-5, center=True, weight=True, bias=True),
+        positions=PositionsSpec(num_positions=2_048),
+        initialization=NormalSpec(std=0.02, residual="scaled", padding_row=None),
     )
 
 
@@ -66,7 +66,7 @@ def layout(**changes: Any) -> ParallelLayout:
     return ParallelLayout(**sizes, **(values | changes))
 
 
-def job(shape: ModelShape, where: ParallelLayout, **changes: Any) -> TrainingJob:
+def job(shape: DecoderSpec, where: ParallelLayout, **changes: Any) -> TrainingJob:
     """Mixed precision with float32 accumulation, one sequence of 4,096 tokens a microbatch."""
     values: dict[str, Any] = {
         "sequence_length": 4_096,

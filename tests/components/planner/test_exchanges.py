@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from components.attention_backends import BACKENDS
-from components.config.shape import AttentionShape
+from components.config.model_spec.attention import AttentionSpec
 from components.distributed import collectives
 from components.distributed.context import ContextCore, SequencePart
 from components.distributed.mesh import build_mesh
@@ -32,7 +32,7 @@ from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 HEADS, GROUPS, HEAD_DIM, LENGTH = 8, 2, 16, 64
 SMALL = gpt(dim=128, num_layers=4, num_heads=HEADS).model_copy(
     update={
-        "attention": AttentionShape(
+        "attention": AttentionSpec(
             num_heads=HEADS, num_kv_heads=GROUPS, head_dim=HEAD_DIM, bias=False
         )
     }

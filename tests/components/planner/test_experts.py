@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
+from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.config.recipe import Recipe
-from components.config.shape import MLPShape
 from components.model.expert_products import Matrices, loop, sorted_products
 from components.planner.experts import copied_bytes, host_reads, load_factor, started
 from components.planner.job import ExpertPath, TrainingJob
@@ -81,7 +81,7 @@ def passes(path: Callable[..., Tensor], experts: int, *, gated: bool) -> list[in
 
 def of_experts(path: str, *, gated: bool = True, **changes: Any) -> TrainingJob:
     """A layer of four experts, top 2, whose sizes are those of `passes`."""
-    mlp = MLPShape(ffn_dim=FFN, gated=gated, num_experts=4, top_k=TOP_K)
+    mlp = FeedForwardSpec(ffn_dim=FFN, gated=gated, num_experts=4, top_k=TOP_K)
     shape = gpt(dim=DIM, num_layers=4, num_heads=4).model_copy(update={"mlp": mlp})
     where = changes.pop("where", layout(num_layers=4))
     changes = {"sequence_length": TOKENS} | changes

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from components.config.shape import ModelShape, PositionsShape
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.positions import PositionsSpec
 from components.planner.job import TrainingJob
 from components.planner.layer import layer_bytes_per_token, microbatches_kept
 from components.planner.memory import plan_memory, rank_memory, usable_bytes
@@ -72,7 +73,7 @@ def test_the_measured_law_of_zero_1_is_10_plus_14_over_data(data: int, law: floa
     ],
 )
 def test_a_gpt_layer_keeps_34_bytes_a_token_and_width(
-    shape: ModelShape, by_length: dict[int, float]
+    shape: DecoderSpec, by_length: dict[int, float]
 ) -> None:
     """Playbook's bars of activations with fused attention, one sequence, in GiB."""
     for length, gibibytes in by_length.items():
@@ -89,7 +90,7 @@ def test_a_gpt_layer_keeps_34_bytes_a_token_and_width(
     ],
 )
 def test_unfused_attention_adds_5_a_s_over_h(
-    shape: ModelShape, by_length: dict[int, float]
+    shape: DecoderSpec, by_length: dict[int, float]
 ) -> None:
     """Korthikanti et al. 2022, table 2: s b h (34 + 5 a s / h); the playbook's first bars."""
     for length, gibibytes in by_length.items():
@@ -340,7 +341,7 @@ def test_a_z_loss_has_64_mib_of_logits_in_float32_at_most() -> None:
 def test_layers_that_do_not_rotate_keep_queries_and_keys_once() -> None:
     kept = {}
     for skip_every in (None, 4, 1):
-        rotary = PositionsShape(base=10_000.0, skip_every=skip_every)
+        rotary = PositionsSpec(base=10_000.0, skip_every=skip_every)
         shape = MIDDLE.model_copy(update={"positions": rotary})
         kept[skip_every] = layer_bytes_per_token(job(shape, layout()))
     turned = 2 * 2 * 4_096  # bytes of a token's queries and keys

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.config.shape import MLPShape
+from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.planner.job import TrainingJob
 from components.planner.memory import plan_memory
 from components.planner.states import held, states
@@ -14,7 +14,7 @@ from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
 MIXTURE = MIDDLE.model_copy(
-    update={"mlp": MLPShape(ffn_dim=1_024, gated=True, num_experts=64, top_k=8)}
+    update={"mlp": FeedForwardSpec(ffn_dim=1_024, gated=True, num_experts=64, top_k=8)}
 )
 ORDER = ("fits", "tight", "does_not_fit")
 

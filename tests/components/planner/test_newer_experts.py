@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from components.config.shape import MLPShape, MTPShape
+from components.config.model_spec.feed_forward import FeedForwardSpec
+from components.config.model_spec.mtp import MTPSpec
 from components.planner import layer, memory, states
 from components.planner.job import TrainingJob
 from components.planner.layer import head_seconds
@@ -12,8 +13,8 @@ from components.planner.products import layer_products
 from components.planner.time import evaluation_seconds, layer_parts, layers_parts
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
-SHARED = MLPShape(ffn_dim=512, gated=True, num_experts=8, top_k=2, shared_ffn_dim=1_024)
-DENSE = MLPShape(ffn_dim=4_096, gated=True)
+SHARED = FeedForwardSpec(ffn_dim=512, gated=True, num_experts=8, top_k=2, shared_ffn_dim=1_024)
+DENSE = FeedForwardSpec(ffn_dim=4_096, gated=True)
 
 
 def mixture(**changes: int) -> TrainingJob:
@@ -38,7 +39,7 @@ def test_the_stages_hold_every_parameter_of_the_model() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_last_stage_has_what_predicts_further_tokens_and_the_embedding(tied: bool) -> None:
-    changes = {"mtp": MTPShape(depth=2), "tied_embeddings": tied}
+    changes = {"mtp": MTPSpec(depth=2, loss_weight=0.1), "tied_embeddings": tied}
     plain = mixture()
     shape = plain.shape.model_copy(update={"tied_embeddings": tied})
     further = replace(

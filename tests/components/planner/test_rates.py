@@ -7,26 +7,26 @@ from benchmarks.planning.measured import read_rows
 from benchmarks.planning.planner_accuracy import DATA
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.config.shape import (
-    AttentionShape,
-    MLPShape,
-    ModelShape,
-    NormShape,
-    PositionsShape,
-)
+from components.config.model_spec.attention import AttentionSpec
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.feed_forward import FeedForwardSpec
+from components.config.model_spec.initialization import NormalSpec
+from components.config.model_spec.norms import NormSpec
+from components.config.model_spec.positions import PositionsSpec
 from components.planner.result import flops_by_convention
 from tests.components.planner.jobs import gpt
 
-LLAMA_3_8B = ModelShape(
+LLAMA_3_8B = DecoderSpec(
     dim=4_096,
     num_layers=32,
     vocab_size=128_256,
     padded_vocab_size=128_256,
     tied_embeddings=False,
-    attention=AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, bias=False),
-    mlp=MLPShape(ffn_dim=14_336, gated=True),
-    norm=NormShape(weight=True, bias=False),
-    positions=PositionsShape(base=500_000.0),
+    attention=AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, bias=False),
+    mlp=FeedForwardSpec(ffn_dim=14_336, gated=True),
+    norm=NormSpec(eps=1e-5, center=False, weight=True, bias=False),
+    positions=PositionsSpec(base=500_000.0),
+    initialization=NormalSpec(std=0.02, residual="scaled", padding_row=None),
 )
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 from components.config.rules.check import check_schedule
-from components.config.rules.model import check_model
 from components.errors import RecipeError
 from tests.components.config.conftest import Compose
 
@@ -29,8 +28,11 @@ CONSTANT = {
             rf"{PHASE}\.warmup_from: 0\.4 is above start 0\.3, .*\n  give at most 0\.3",
         ),
         (["schedule.phases={}"], r"schedule\.phases: is empty\n  name at least one"),
-        (["schedule.phases={a: 3}"], r"schedule\.phases\.a: is no schedule: it names no class"),
-        (["schedule.phases={a: {warmup_tokens: x}}"], r"schedule\.phases\.a: is no schedule"),
+        (
+            ["schedule.phases={a: 3}"],
+            r"schedule\.phases\.a: 3 names no class\n  set schedule\.phases\.a\._target_=",
+        ),
+        (["schedule.phases={a: {warmup_tokens: x}}"], r"schedule\.phases\.a: names no class"),
         (
             ["model.attention.head_dim=33"],
             r"head_dim: 33 is odd, but rotary.*\n.*32 or 34",
@@ -41,7 +43,7 @@ CONSTANT = {
         ),
         (
             ["model.attention.backends=[flash, sdpa]"],
-            r"model\.attention\.backends\[1\]: 'sdpa' is none\n  use some of flash, cudnn, ",
+            r"model\.attention\.backends\.1: input should be .*, got 'sdpa'\n  known: ",
         ),
         (
             [
@@ -54,13 +56,16 @@ CONSTANT = {
         ),
         (
             ["model.attention.windows=[8, half]"],
-            r"(?s)windows\.1: .*input should be 'full', got 'half'",
+            r"model\.attention\.windows\[1\]: 'half' is neither a number of keys nor full",
         ),
         (
             ["model.attention.windows=[8, 0]"],
             r"model\.attention\.windows\[1\]: 0 is neither a number of keys nor full",
         ),
-        (["model.attention.windows=8"], r"windows: 8 is not Sequence\[Window\]"),
+        (
+            ["model.attention.windows=8"],
+            r"windows: input should be a valid tuple, got 8\n  write a list",
+        ),
         (
             ["model.positions.local_base=10_000.0"],
             r"positions\.local_base: 10000 is for layers with a window, and there is none",
@@ -127,15 +132,19 @@ def test_a_decay_has_to_fit_into_what_the_warm_up_leaves() -> None:
 
 
 @pytest.mark.parametrize("path", ["embedding_norm", "attention.qk_norm"])
-def test_every_norm_of_a_model_is_held_to_the_rule(path: str) -> None:
-    norm = {"_target_": "components.model.norms.Norm", "bias": True, "center": False}
-    outer, _, inner = path.partition(".")
-    part = {"_target_": "a", inner: norm} if inner else norm
+def test_every_norm_of_a_model_is_held_to_the_rule(compose: Compose, path: str) -> None:
+    norm = "_target_: components.model.norms.Norm, _partial_: true, eps: 1e-5, weight: true"
     with pytest.raises(RecipeError, match=rf"model\.{path}\.bias: true, but"):
-        check_model({outer: part, "padded_vocab_size": 9})
-    centered = norm | {"center": True}
-    part = {"_target_": "a", inner: centered} if inner else centered
-    check_model({outer: part, "padded_vocab_size": 9})
+        compose(f"model.{path}={{{norm}, bias: true, center: false}}")
+    compose(f"model.{path}={{{norm}, bias: true, center: true}}")
+
+
+def test_slow_pairs_of_llama_3_turn_less_than_fast_ones(compose: Compose) -> None:
+    scaling = "_target_: components.model.rotary_scaling.Llama3Scaling, factor: 8.0"
+    numbers = "low_frequency_factor: 4.0, high_frequency_factor: 4.0, original_tokens: 8"
+    message = r"scaling\.low_frequency_factor: 4\.0 is not below 4\.0"
+    with pytest.raises(RecipeError, match=message):
+        compose(f"model.positions.scaling={{{scaling}, {numbers}}}")
 
 
 def test_the_last_row_may_be_the_one_of_padding(compose: Compose) -> None:

@@ -1,0 +1,144 @@
+"""Specifications of attention: grouped-query and latent."""
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from components.attention_backends import Backend
+from components.attention_windows import Window, check_windows
+from components.config.model_spec.norms import NormSpec
+from components.config.schema.part import Absent, ModelPartSpec
+from components.ranges import BelowOne, Count, Heads
+
+
+def _check_pattern(windows: object) -> object:
+    if isinstance(windows, Sequence) and not isinstance(windows, str):
+        check_windows(windows)
+    return windows
+
+
+Windows = Annotated[tuple[Window, ...], Field(strict=False), BeforeValidator(_check_pattern)]
+Backends = Annotated[tuple[Backend, ...], Field(strict=False)]
+
+
+class AttentionSpec(ModelPartSpec):
+    """What arithmetic and conversion ask of any attention block."""
+
+    is_partial: ClassVar[bool] = True
+
+    num_heads: Heads
+    num_kv_heads: Heads
+    head_dim: Count
+    bias: bool = False
+    qk_norm: NormSpec | None = None
+    layer_scaling: bool = False
+    dropout: BelowOne = 0.0
+    backends: Backends = ()
+    qk_norm_over: Absent[Literal["all_heads", "each_head"]] = "all_heads"
+    windows: Absent[Windows] = ("full",)
+    scale_dim: Absent[Count | None] = None
+    key_value_rank: Absent[Count | None] = None
+    query_rank: Absent[Count | None] = None
+    rotary_dim: Absent[Count] = 1
+    value_dim: Absent[Count | None] = None
+    latent_norm: Absent[NormSpec | None] = None
+
+    def parameters(self, dim: int) -> int:
+        """Count the parameters of matrices, norms and biases."""
+        count = self.matrices(dim) + self.norm_parameters
+        if self.bias:
+            queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+            count += queries + 2 * keys + dim
+        return count
+
+    def matrices(self, dim: int) -> int:
+        """Count the parameters of all matrices."""
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return dim * (2 * queries + 2 * keys)
+
+    def down_matrices(self, dim: int) -> int:
+        """Count the parameters of maps to latent vectors, which tensor ranks hold whole."""
+        return dim * self.latent_width
+
+    @property
+    def latent_width(self) -> int:
+        """Channels of a token's latent vectors, with the rotated channels of all keys."""
+        return 0
+
+    @property
+    def inner_width(self) -> int:
+        """Channels that a latent vector is mapped to: unrotated keys, and values."""
+        return self.num_heads * (self.head_dim - self.rotary_dim + self.values)
+
+    @property
+    def values(self) -> int:
+        """Width of a head's values."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of the norms of queries and keys."""
+        if self.qk_norm is None:
+            return 0
+        heads = 2 if self.norms_heads else self.num_heads + self.num_kv_heads
+        return self.qk_norm.parameters(heads * self.head_dim)
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether queries and keys are normalized head by head."""
+        return self.qk_norm is not None and self.qk_norm_over == "each_head"
+
+    @property
+    def window(self) -> int | None:
+        """The window of all layers that have one; None if they differ or none has one."""
+        windows = {window for window in self.windows if window != "full"}
+        return windows.pop() if len(windows) == 1 else None
+
+
+class GroupedQueryAttentionSpec(AttentionSpec):
+    """Attention in which several query heads share a key and a value head."""
+
+    target: ClassVar[str] = "components.model.attention.Attention"
+
+    bias: bool
+    qk_norm: NormSpec | None
+    layer_scaling: bool
+    dropout: BelowOne
+    backends: Backends
+    qk_norm_over: Literal["all_heads", "each_head"] = "all_heads"
+    windows: Windows = ("full",)
+    scale_dim: Count | None = None
+
+
+class LatentAttentionSpec(AttentionSpec):
+    """Multi-head latent attention: heads are made of two narrow vectors per token."""
+
+    target: ClassVar[str] = "components.model.latent_attention.LatentAttention"
+
+    rotary_dim: Count
+    value_dim: Count
+    query_rank: Count | None
+    key_value_rank: Count
+    latent_norm: NormSpec
+    dropout: BelowOne
+    backends: Backends
+    bias: Literal[False] = False
+    qk_norm: None = None
+    layer_scaling: Literal[False] = False
+
+    def matrices(self, dim: int) -> int:
+        """Count the parameters of all matrices."""
+        queries = self.num_heads * self.head_dim
+        up = (self.query_rank or dim) * queries + self.key_value_rank * self.inner_width
+        return self.down_matrices(dim) + up + dim * self.num_heads * self.values
+
+    @property
+    def latent_width(self) -> int:
+        """Channels of a token's latent vectors, with the rotated channels of all keys."""
+        return (self.query_rank or 0) + self.key_value_rank + self.rotary_dim
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of the norms of latent vectors."""
+        return self.latent_norm.parameters((self.query_rank or 0) + self.key_value_rank)

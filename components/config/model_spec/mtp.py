@@ -1,0 +1,16 @@
+"""Specification of multi-token prediction."""
+
+from typing import ClassVar
+
+from components.config.schema.part import ModelPartSpec
+from components.ranges import Layers, Positive
+
+
+class MTPSpec(ModelPartSpec):
+    """``depth`` blocks after the last layer that predict further tokens."""
+
+    target: ClassVar[str] = "components.model.mtp.MultiTokenPrediction"
+    is_partial: ClassVar[bool] = True
+
+    depth: Layers
+    loss_weight: Positive

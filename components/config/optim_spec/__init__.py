@@ -1,0 +1,1 @@
+"""Specifications of optimizers and learning-rate schedules."""
