@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from command.composition.compose import compose_defaults
+from command.composition.conf_groups import compose_defaults
 from components.convert.config_json import check_same, read_config
 from components.convert.family import all_families, choose_family
 from components.convert.features import read_features
