@@ -1,14 +1,10 @@
 """The tree of one recipe: what its files say, and over that the keys of the user."""
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
-
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 
 from command.arguments import COMMAND_KEYS, Arguments
 from command.composition.conf_groups import compose_groups
@@ -28,7 +24,6 @@ from components.sharing.lock import Lock
 Tree = dict[str, Any]
 NO_KEYS: Mapping[str, Any] = {}
 LOCAL = "local"  # the cluster where nothing chooses another
-UNCHOSEN = re.compile(r"You must specify '(\w+)'")
 
 
 @dataclass(frozen=True)
@@ -91,8 +86,6 @@ def compose_recipe_tree(
         if not anywhere:
             source.check_places(tree, named, from_file)
         yield RecipeTree(tree, values, full, bundle)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise source.told(_as_recipe_error(error)) from None
     except RecipeError as error:
         raise error if named.covers(error.path) else source.told(error) from None
 
@@ -108,16 +101,6 @@ def resolve_recipe(draft: RecipeTree, *, reads_files: bool = True) -> Recipe:
     from command.composition.layout_search import resolve_with_recompute  # slow: the planner
 
     return resolve_with_recompute(draft.tree, draft.values, draft.full, reads_files=reads_files)
-
-
-def _as_recipe_error(error: Exception) -> RecipeError:
-    """Keep what Hydra says; of a group without an option, name the two ways to choose one."""
-    problem = str(error).strip().splitlines()[0]
-    if (unchosen := UNCHOSEN.search(problem)) is None:
-        return RecipeError("recipe", problem, "see the file")
-    group = unchosen[1]
-    fix = f"begin with defaults: [NAME] of a recipe, or [override /{group}: NAME]"
-    return RecipeError("defaults", f"no {group} is chosen", fix)
 
 
 def _choose_at_home(arguments: Arguments, source: RecipeChain | Lock) -> dict[str, str]:
