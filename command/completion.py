@@ -146,7 +146,7 @@ def _found(key: str, words: Sequence[str]) -> Any:
     """Compose what the words choose and set, and find a key; nothing where they are wrong."""
     # Slow, and not needed for most words.
     from command.composition.compose import compose_recipe
-    from command.recipe.recipe_file import find_target
+    from command.composition.references import UNKNOWN, find_target
     from command.sweeps.points import split_sweep
 
     keys = [word for word in words if not word.startswith("-") and not _is_other(word)]
@@ -156,7 +156,8 @@ def _found(key: str, words: Sequence[str]) -> Any:
     except RecipeError:
         return None
     tree = recipe.model_dump(mode="json")
-    return find_target(tree, key) if key else tree
+    found = find_target(tree, key) if key else tree
+    return None if found is UNKNOWN else found
 
 
 def _is_other(word: str) -> bool:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments
-from command.composition.compose import compose_group
-from command.composition.parent_run import find_initial_checkpoint
+from command.composition.conf_groups import compose_group
+from command.composition.parent_checkpoint import find_initial_checkpoint
 from command.prepared_data import prepare_data
 from command.recipe.path_checks import check_run_places
 from command.words import is_own, keys_of

@@ -29,6 +29,8 @@ class StopSignal(KeyboardInterrupt):
 def enter(words: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     _handle(_leave)
+    # Looking for plugins of pydantic would read the metadata of every installed package.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from command.outcome import ActionResult, attempt  # after it: imports take their time
 
     def act() -> ActionResult:

@@ -1,17 +1,14 @@
-"""A plan in the terminal: tables, the layout on nodes, the pipeline's timeline, the mixture.
+"""A plan in the terminal: tables, the layout on nodes, the pipeline's timeline.
 
 Each pass is its microbatch's number and a line as long as it takes. A step that is wider than
 the terminal loses its middle, where every microbatch does as the one before.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
-from itertools import pairwise
 
 from rich.table import Table
 
-from components.config.recipe import Recipe
 from components.planner.job import label
 from components.planner.result import PlannedMemory, PlanResult
 from components.planner.timeline import RankLine, Timeline
@@ -98,33 +95,6 @@ def _cut(drawn: str, room: int) -> str:
         return drawn
     half = (room - len(_CUT)) // 2
     return drawn[:half] + _CUT + drawn[-half:]
-
-
-def mixture_lines(recipe: Recipe, most: int | None = None) -> Iterator[str]:
-    """Describe what is drawn from which token on, and what no source may exceed.
-
-    Of many sources the ``most`` largest are named.
-    """
-    mixture, token = recipe.data.mixture, recipe.clock.token_at
-    rule = "in natural proportions"
-    if not isinstance(mixture, str):
-        rule = f"by tokens ** (1 / {mixture.temperature:g})"
-    starts = [first for first, _, _ in recipe.data_phases]
-    ends = pairwise([*starts, recipe.total_samples])
-    for (_, _, shares), (start, end) in zip(recipe.data_phases, ends, strict=True):
-        largest_first = sorted(shares.items(), key=lambda one: -one[1])
-        said = ", ".join(f"{name} {share:.4%}" for name, share in largest_first[:most])
-        if most is not None and shares.keys() - dict(largest_first[:most]):
-            said += f" and {len(shares) - most} more"
-        said = said or f"{rule}; action=prepare finds the tokens and prints the shares"
-        yield f"mixture, tokens {token(start):,} to {token(end):,}: {said}"
-    limits = [
-        f"{name} {source.most_epochs} times"
-        for name, source in recipe.data.sources.items()
-        if source.most_epochs is not None
-    ]
-    if limits:
-        yield f"read at most: {', '.join(limits)}; what is beyond is {recipe.data.surplus}"
 
 
 PLAIN_WIDTH = 130

@@ -1,6 +1,6 @@
 """Check the site of a received run: jobs only run commands of a profile in this clone."""
 
-from command.composition.compose import compose_group
+from command.composition.conf_groups import compose_group
 from command.files.trusted_paths import option_names
 from components.config.check import check_recipe
 from components.config.recipe import Recipe

@@ -1,12 +1,11 @@
 """A recipe in one screen: what follows from it, and what is not the default of ``conf/``."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from rich.table import Table
 
-from command.plan_text import mixture_lines
 from components.config.derived import DerivedNumbers
 from components.config.fingerprint import compute_fingerprint
 from components.config.phases import recipes_of
@@ -110,6 +109,33 @@ def phase_lines(recipe: Recipe) -> Iterator[str]:
         batch = f"{derived.samples_per_step:,} samples of {span.sequence_length:,} tokens"
         steps = f"{len(span.steps):,} steps of {batch}, {layout or '1 rank'}"
         yield f"{name or 'first'}, tokens {span.first_token:,} to {span.end_token:,}: {steps}"
+
+
+def mixture_lines(recipe: Recipe, most: int | None = None) -> Iterator[str]:
+    """Describe what is drawn from which token on, and what no source may exceed.
+
+    Of many sources the ``most`` largest are named.
+    """
+    mixture, token = recipe.data.mixture, recipe.clock.token_at
+    rule = "in natural proportions"
+    if not isinstance(mixture, str):
+        rule = f"by tokens ** (1 / {mixture.temperature:g})"
+    starts = [first for first, _, _ in recipe.data_phases]
+    ends = pairwise([*starts, recipe.total_samples])
+    for (_, _, shares), (start, end) in zip(recipe.data_phases, ends, strict=True):
+        largest_first = sorted(shares.items(), key=lambda one: -one[1])
+        said = ", ".join(f"{name} {share:.4%}" for name, share in largest_first[:most])
+        if most is not None and shares.keys() - dict(largest_first[:most]):
+            said += f" and {len(shares) - most} more"
+        said = said or f"{rule}; action=prepare finds the tokens and prints the shares"
+        yield f"mixture, tokens {token(start):,} to {token(end):,}: {said}"
+    limits = [
+        f"{name} {source.most_epochs} times"
+        for name, source in recipe.data.sources.items()
+        if source.most_epochs is not None
+    ]
+    if limits:
+        yield f"read at most: {', '.join(limits)}; what is beyond is {recipe.data.surplus}"
 
 
 def layers_text(derived: DerivedNumbers) -> str:

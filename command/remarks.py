@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 
 from command.arguments import Arguments
-from command.recipe.lock_file import bundle_of
-from components.config.recipe import Recipe
+from command.composition.compose import ComposedRun
 from components.config.stand_ins import note_of_carriers
 
 
-def remarks(recipe: Recipe, arguments: Arguments) -> Iterator[str]:
+def remarks(composed: ComposedRun, arguments: Arguments) -> Iterator[str]:
     """Say what was mixed into the user's text, and which scale a bundle brought."""
+    recipe = composed.recipe
     if note := note_of_carriers(recipe):
         yield note
-    if "scale" in arguments.choices or bundle_of(arguments) is None:
+    if "scale" in arguments.choices or composed.bundle is None:
         return
     here, full = recipe.cluster.scheduler == "none", isinstance(recipe.scale.shrink, str)
     packed = f"bundle: scale={recipe.scale.name}, as it was packed"

@@ -15,7 +15,7 @@ from command.actions.new import (
     tokenizer_settings,
 )
 from command.arguments import Arguments
-from command.composition.compose import compose_defaults, compose_group
+from command.composition.conf_groups import compose_defaults, compose_group
 from command.new_recipe import material, page
 from command.new_recipe.material import GivenTokenizer
 from command.new_recipe.sizes import CONTINUED_LR, LONGEST, size_budget

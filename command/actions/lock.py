@@ -7,7 +7,8 @@ from typing import Literal
 
 from command.arguments import Arguments, read_point
 from command.comparison import data_of, losses_in, software_of
-from command.composition.compose import compose_full, compose_recipe
+from command.composition.compose import compose
+from command.composition.recipe_tree import compose_own_sections
 from command.recipe.lock_file import as_received, check_recipe_place, travels
 from command.recipe.path_checks import check_data_place
 from components.config.check import read_recipe
@@ -54,8 +55,10 @@ def make_lock(arguments: Arguments, *, bundle: bool) -> Lock:
         raise RecipeError("parallelism", problem, "name the degrees that action=plan shows")
     if folder is not None:
         software, data, losses = software_of(folder), data_of(folder), losses_in(folder)
+        own_sections = compose_own_sections(arguments) if bundle else {}
     else:
-        recipe = compose_recipe(arguments)
+        composed = compose(arguments)
+        recipe, own_sections = composed.recipe, composed.draft.own_sections
         found = find_prepared(recipe)
         software, data, losses = None, describe_prepared(found) if found else None, None
     tree = without_own_folders(recipe.model_dump(mode="json"))
@@ -75,7 +78,7 @@ def make_lock(arguments: Arguments, *, bundle: bool) -> Lock:
         "data": data.model_dump(mode="json") if data else "none",
         "losses": losses.model_dump() if losses else "none",
         "settled": tree,
-        "composed": without_own_folders(compose_full(arguments)) if bundle else "none",
+        "composed": without_own_folders(own_sections) if bundle else "none",
     }
     return read_section(Lock, lock, "")
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import ROOT, Arguments, groups
-from command.composition.compose import compose_full, compose_group
+from command.composition.conf_groups import compose_group
+from command.composition.recipe_tree import compose_own_sections
 from command.files.trusted_paths import NAME, is_trusted
 from command.new_recipe import material
 from command.new_recipe.material import GivenText
@@ -153,7 +154,7 @@ def _below(arguments: Arguments) -> Tree:
         return {"model": compose_group("model", FAMILY["model"])}
     asked = replace(arguments, recipe=arguments.like, choices={}, values={})
     try:
-        return compose_full(asked)
+        return compose_own_sections(asked)
     except RecipeError as error:
         path = "like" if error.path == "recipe" else error.path
         raise RecipeError(path, error.problem, error.remedy) from None

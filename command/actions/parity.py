@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from command.arguments import Arguments
-from command.composition.compose import compose_recipe
+from command.composition.compose import compose
 from command.outcome import ActionResult, Status, print_result
 from components.config.layout import AXES
 from components.config.recipe import Recipe
@@ -74,11 +74,7 @@ def layouts_of(arguments: Arguments) -> Iterator[Recipe]:
             raise RecipeError(key, f"a proof sets it to {value}", "leave it out")
     choices = {"scale": "parity"} | arguments.choices
     # Of a run with phases its first, unless another's keys are named in its place.
-    values = {"phases": {}} | arguments.values
-    parent = compose_recipe(replace(arguments, choices=choices, values=values)).parent
-    if parent is not None and parent.goes_on:  # a proof draws weights, and has no state
-        values["from.with"] = "weights"
-    values |= FIXED
+    values = {"phases": {}} | arguments.values | FIXED
     if named.covers("cluster.ranks") or not arguments.layouts:
         dealt = _composed(replace(arguments, choices=choices, values=values))
         if dealt.cluster.ranks == 1 and not named.covers("parallelism"):
@@ -95,7 +91,8 @@ def layouts_of(arguments: Arguments) -> Iterator[Recipe]:
 def _composed(arguments: Arguments) -> Recipe:
     """Compose in the dtype that every engine has, then take the one that is judged."""
     dtypes = {key: ROUNDED for key, value in FIXED.items() if value == JUDGED}
-    recipe = compose_recipe(replace(arguments, values={**arguments.values, **dtypes}))
+    asked = replace(arguments, values={**arguments.values, **dtypes})
+    recipe = compose(asked, weights_only=True).recipe  # a proof draws weights, and has no state
     return prover.in_precision(recipe, prover.judged_in(recipe))
 
 

@@ -3,9 +3,10 @@
 from datetime import datetime
 
 from command.arguments import Arguments
-from command.composition.compose import compose_searched, compose_tree
+from command.composition.compose import compose
 from command.outcome import ActionResult, print_result
-from command.plan_text import mixture_lines, print_plan
+from command.plan_text import print_plan
+from command.recipe_summary import mixture_lines
 from command.remarks import remarks
 from components.config.rules.check import warnings_of
 from components.planner.plan import plan_recipe
@@ -23,18 +24,18 @@ def run(arguments: Arguments) -> ActionResult | None:
         from command.calibrate import calibrate
 
         return calibrate(arguments)
-    found = compose_searched(arguments) if arguments.searches else None
-    recipe, runs = (found.recipe, {}) if found else compose_tree(arguments)
+    composed = compose(arguments)
+    recipe, found = composed.recipe, composed.search
     for warning in warnings_of(recipe):
         say(f"warning: {warning}")
-    for remark in remarks(recipe, arguments):
+    for remark in remarks(composed, arguments):
         say(remark)
     plan, search, page = plan_recipe(recipe), None, None
     if found:
         search = layouts_found(found.search, recipe, found.published, found.refusal)
     result, picture = plan_result(recipe, plan, search), picture_of(plan)
     if recipe.children:
-        children = plan_tree(recipe, plan.bill, runs)
+        children = plan_tree(recipe, plan.bill, composed.children)
         result = result.model_copy(update={"children": children})
     if arguments.file is not None:
         check_plotly("file")

@@ -2,7 +2,7 @@
 
 from command.actions.predict import predicted_rows
 from command.arguments import Arguments
-from command.composition.compose import compose_tree
+from command.composition.compose import compose
 from command.study.ladder import read_ladder
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
@@ -27,14 +27,15 @@ def run(arguments: Arguments) -> None:
             check_plotly("file")
     if arguments.run is not None and arguments.study is None:
         raise RecipeError("run", "no ladder is named whose runs lie there", "add study=ladder")
-    recipe, runs = compose_tree(arguments)
+    composed = compose(arguments)
+    recipe = composed.recipe
     ladder = None
     if arguments.study is not None:
         found = read_ladder(arguments, recipe)
         rows = tuple(predicted_rows(found))
         ladder = LadderSays(study=found.study.name, rows=rows, notes=found.notes)
     plan = plan_recipe(recipe)
-    children = plan_tree(recipe, plan.bill, runs) if recipe.children else None
+    children = plan_tree(recipe, plan.bill, composed.children) if recipe.children else None
     result = plan_result(recipe, plan).model_copy(update={"children": children})
     proposal = propose(recipe, result, ladder)
     tell(markdown(proposal) if file is None else str(write_proposal(proposal, file)))

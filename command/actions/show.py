@@ -6,10 +6,15 @@ import yaml
 from rich.table import Table
 
 from command.arguments import ROOT, Arguments
-from command.composition.compose import compose_defaults, compose_recipe
+from command.composition.compose import compose
+from command.composition.conf_groups import compose_defaults
 from command.outcome import print_result
-from command.plan_text import mixture_lines
-from command.recipe_summary import layers_text, phase_lines, print_summary
+from command.recipe_summary import (
+    layers_text,
+    mixture_lines,
+    phase_lines,
+    print_summary,
+)
 from command.remarks import remarks
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
@@ -40,7 +45,8 @@ def citations(recipe: Recipe, folder: Path = WORKS) -> dict[str, str]:
 
 def run(arguments: Arguments) -> None:
     """Print one screen, with ``full=true`` all, or one JSON object; or the BibTeX alone."""
-    recipe = compose_recipe(arguments)
+    composed = compose(arguments)
+    recipe = composed.recipe
     if arguments.cite:
         works = citations(recipe)
         text = "\n".join(works.values()).removesuffix("\n")
@@ -48,7 +54,7 @@ def run(arguments: Arguments) -> None:
         return
     for warning in warnings_of(recipe):
         say(f"warning: {warning}")
-    for remark in remarks(recipe, arguments):
+    for remark in remarks(composed, arguments):
         say(remark)
 
     def show() -> None:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from command.arguments import Arguments
-from command.composition.compose import compose_group
+from command.composition.conf_groups import compose_group
 from command.recipe.path_checks import named_runs
 from components import terminal
 from components.config.check import read_recipe

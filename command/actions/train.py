@@ -4,13 +4,12 @@ from pathlib import Path
 
 from command.arguments import Arguments
 from command.comparison import told_after, told_before
-from command.composition.compose import compose_tree
-from command.composition.parent_run import find_initial_checkpoint
+from command.composition.compose import ComposedRun, compose
+from command.composition.parent_checkpoint import find_initial_checkpoint
 from command.continuation import check_changes, describe, renew_data, reopen
 from command.outcome import ActionResult, Status
 from command.parent_data import check_parent_data
 from command.prepared_data import prepare_data
-from command.recipe.lock_file import bundle_of
 from command.remarks import remarks
 from command.run_tree.folders import create_child_folders
 from command.run_tree.nodes import continues_tree, is_left
@@ -66,11 +65,12 @@ def _print_profile(run: Path) -> None:
         out.print(f"the report has ranks {ranks}, too")
 
 
-def run(arguments: Arguments) -> ActionResult:
-    """Train a new run, or go on with one; its folder is held until all ranks have ended."""
+def run(arguments: Arguments, composed: ComposedRun | None = None) -> ActionResult:
+    """Train a new run, or continue one; its folder is held until all ranks have ended."""
     if arguments.resume is None:
-        recipe, children = compose_tree(arguments)
-        for remark in remarks(recipe, arguments):
+        composed = composed or compose(arguments)
+        recipe = composed.recipe
+        for remark in remarks(composed, arguments):
             say(remark)
         _check_here(recipe)
         begin = find_initial_checkpoint(recipe)
@@ -79,9 +79,9 @@ def run(arguments: Arguments) -> ActionResult:
         folder = create_run_folder(recipe, arguments.run)
         describe(folder, data, arguments)
         begin(folder)
-        create_child_folders(folder.path, children, arguments.site)
+        create_child_folders(folder.path, composed.children, arguments.site)
         with train_alone(folder.path, "run", say) as lock:
-            ended = _train(recipe, folder, lock, bundle_of(arguments))
+            ended = _train(recipe, folder, lock, composed.bundle)
         return _grown(folder, ended)
     check_changes(arguments)
     if continues_tree(arguments):

@@ -1,23 +1,22 @@
 """Recipes of the runs below a run: the trunk's own, with the keys that each child sets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from command.arguments import Arguments, check_option, groups
-from command.composition.settling import settle
-from components.config.check import check_recipe
+from command.composition.recipe_tree import compose_recipe_tree, resolve_recipe
 from components.config.children import CHILDREN, below, ordered, settled_tokens
 from components.config.fingerprint import compute_fingerprint
 from components.config.parent import PARENT, check_parent, shrink_beginning, step_end
 from components.config.recipe import Recipe
 from components.config.schema.children import Child
+from components.config.schema.types import freeze
 from components.config.user_overrides import UserOverrides
 from components.config.validation import read_section
 from components.errors import RecipeError
 
 Tree = dict[str, Any]
-Composed = Callable[[Arguments, Mapping[str, Any]], tuple[Tree, Tree, Tree]]
 
 
 @dataclass(frozen=True)
@@ -29,13 +28,11 @@ class ComposedNode:
 
 
 @dataclass(frozen=True)
-class RootRun:
-    """A run whose children are composed, and how the files of a child are grouped."""
+class RootRun(ComposedNode):
+    """The run whose children are composed, from which words, and whether paths are checked."""
 
-    recipe: Recipe
     arguments: Arguments
-    full_tokens: int
-    compose: Composed
+    anywhere: bool
 
 
 def pop_children(tree: Tree) -> dict[str, Child]:
@@ -48,110 +45,116 @@ def pop_children(tree: Tree) -> dict[str, Child]:
     if not isinstance(section, dict):
         raise RecipeError(CHILDREN, f"{section!r} is no mapping", "write NAME: {with: ...}")
     return {
-        name: read_section(Child, one if isinstance(one, dict) else {}, f"{CHILDREN}.{name}")
-        for name, one in section.items()
+        name: read_section(Child, node if isinstance(node, dict) else {}, f"{CHILDREN}.{name}")
+        for name, node in section.items()
     }
 
 
 def compose_children(
-    trunk: RootRun, children: Mapping[str, Child]
+    root: RootRun, children: Mapping[str, Child]
 ) -> tuple[Recipe, dict[str, Recipe]]:
-    """Compose every child; return the trunk's recipe with them settled, and the runs' recipes.
+    """Compose every child; return the root's recipe with them settled, and the runs' recipes.
 
     Raises:
         RecipeError: a child that does not compose, or cannot come from its parent, by its name.
     """
-    grown: dict[str | None, ComposedNode] = {
-        None: ComposedNode(trunk.recipe, trunk.full_tokens)
-    }
+    nodes: dict[str | None, ComposedNode] = {None: root}
     settled: dict[str, Child] = {}
     for name in ordered(children):
-        child, parent = children[name], grown[children[name].of]
-        above = settled.get(child.of or "")
-        if above is not None and above.merge is not None:
-            child = child.model_copy(update={"at_tokens": above.at_tokens})
+        child, parent = children[name], nodes[children[name].of]
+        source = settled.get(child.of or "")
+        if source is not None and source.merge is not None:
+            child = child.model_copy(update={"at_tokens": source.at_tokens})
         else:
-            child = _shrunk(trunk, name, child, parent)
+            child = _shrink_tokens(root, name, child, parent)
         tokens = settled_tokens(name, child, parent.recipe)
         child = child.model_copy(update={"at_tokens": tokens})
         if child.takes is not None:
-            try:
-                grown[name] = _run(trunk, name, child, parent)
-            except RecipeError as error:
-                problem = f"{error.path}: {error.problem}"
-                raise RecipeError(f"{CHILDREN}.{name}", problem, error.remedy) from None
-            found = {"fingerprint": compute_fingerprint(grown[name].recipe)}
-            if child.fingerprint not in {None, found["fingerprint"]}:
+            nodes[name] = _compose_child(root, name, child, parent)
+            fingerprint = compute_fingerprint(nodes[name].recipe)
+            if child.fingerprint not in {None, fingerprint}:
                 problem = "it is another run than the one that this was made with"
-                remedy = "action=diff says what differs"
-                raise RecipeError(f"{CHILDREN}.{name}.fingerprint", problem, remedy)
-            child = child.model_copy(update=found)
+                fix = "action=diff says what differs"
+                raise RecipeError(f"{CHILDREN}.{name}.fingerprint", problem, fix)
+            child = child.model_copy(update={"fingerprint": fingerprint})
         elif child.merge is not None:
-            grown[name] = parent
+            nodes[name] = parent
         settled[name] = child
-    recipe = _with(trunk.recipe, settled)
-    runs = {name: one.recipe for name, one in grown.items() if name and settled[name].takes}
-    return recipe, {name: _with(one, below(settled, name)) for name, one in runs.items()}
+    runs = {
+        name: _with_children(nodes[name].recipe, below(settled, name))
+        for name, child in settled.items()
+        if child.takes is not None
+    }
+    return _with_children(root.recipe, settled), runs
 
 
-def _with(recipe: Recipe, children: Mapping[str, Child]) -> Recipe:
-    if not children:
-        return recipe
-    tree = recipe.model_dump(mode="json")
-    tree[CHILDREN] = {name: one.model_dump(mode="json") for name, one in children.items()}
-    return check_recipe(tree)
+def _with_children(recipe: Recipe, children: Mapping[str, Child]) -> Recipe:
+    return recipe.model_copy(update={CHILDREN: freeze(children)}) if children else recipe
 
 
-def _shrunk(trunk: RootRun, name: str, child: Child, parent: ComposedNode) -> Child:
-    """Give a node of a miniature its place, as a run that comes from one has it."""
-    small, every = parent.recipe.budget.total_tokens, parent.recipe.checkpoint.every_tokens
-    if parent.recipe.scale.shrink == "none" or small >= parent.full_tokens:
+def _shrink_tokens(root: RootRun, name: str, child: Child, parent: ComposedNode) -> Child:
+    """Scale the place of a miniature's node, as that of a run that comes from one."""
+    total, every = parent.recipe.budget.total_tokens, parent.recipe.checkpoint.every_tokens
+    if parent.recipe.scale.shrink == "none" or total >= parent.full_tokens:
         return child
-    found = {}
+    named, scaled = UserOverrides(root.arguments.values), {}
     for key in ("at_tokens", "every_tokens"):
-        tokens, named = getattr(child, key), UserOverrides(trunk.arguments.values)
+        tokens = getattr(child, key)
         if tokens is not None and not named.covers(f"{CHILDREN}.{name}.{key}"):
-            multiple = max(1, round(tokens * small / parent.full_tokens / every)) * every
-            found[key] = multiple if key == "every_tokens" else min(multiple, small)
-    return child.model_copy(update=found)
+            multiple = max(1, round(tokens * total / parent.full_tokens / every)) * every
+            scaled[key] = multiple if key == "every_tokens" else min(multiple, total)
+    return child.model_copy(update=scaled)
 
 
-def _run(trunk: RootRun, name: str, child: Child, parent: ComposedNode) -> ComposedNode:
-    """Compose the run of a child, its parent being known."""
-    known, arguments = groups(), trunk.arguments
+def _compose_child(
+    root: RootRun, name: str, child: Child, parent: ComposedNode
+) -> ComposedNode:
+    """Compose the run of a child whose parent is composed."""
+    arguments, keys = _child_arguments(root.arguments, child)
+    try:
+        with compose_recipe_tree(arguments, anywhere=root.anywhere, keys=keys) as draft:
+            pop_children(draft.tree)
+        if UserOverrides(root.arguments.values).covers(f"{CHILDREN}.{name}.set"):
+            draft.values.update(keys)  # as final as the user's other words
+        at_tokens = step_end(parent.recipe, child.at_tokens or 0)
+        draft.tree[PARENT] = {
+            "recipe": parent.recipe.name,
+            "at_tokens": at_tokens,
+            "with": child.takes,
+            "fingerprint": compute_fingerprint(parent.recipe),
+        }
+        if root.recipe.scale.shrink != "none":
+            # Its place is settled: only its budget is left to shrink.
+            draft.values[f"{PARENT}.at_tokens"] = at_tokens
+            shrink_beginning(draft.tree, parent.recipe, parent.full_tokens, draft.values)
+            del draft.values[f"{PARENT}.at_tokens"]
+        recipe = resolve_recipe(draft)
+        check_parent(recipe, parent.recipe)
+    except RecipeError as error:
+        problem = f"{error.path}: {error.problem}"
+        raise RecipeError(f"{CHILDREN}.{name}", problem, error.remedy) from None
+    return ComposedNode(recipe, draft.full_tokens)
+
+
+def _child_arguments(arguments: Arguments, child: Child) -> tuple[Arguments, dict[str, Any]]:
+    """Return the words of the root without those that the child replaces, and its own keys."""
+    known = groups()
     chosen = {
         key: check_option(key, value, known[key])
         for key, value in child.set.items()
         if key in known
     }
     keys = {key: value for key, value in child.set.items() if key not in known}
-    own = {
+    replaced = {CHILDREN, PARENT, *chosen}
+    kept = {
         key: value
         for key, value in arguments.all_values.items()
-        if key not in keys and key.partition(".")[0] not in {CHILDREN, PARENT, *chosen}
+        if key not in keys and key.partition(".")[0] not in replaced
     }
     mine = replace(
         arguments,
         choices={**arguments.choices, **chosen},
-        values={key: value for key, value in own.items() if key in arguments.values},
-        file_values={key: value for key, value in own.items() if key not in arguments.values},
+        values={key: value for key, value in kept.items() if key in arguments.values},
+        file_values={key: value for key, value in kept.items() if key not in arguments.values},
     )
-    tree, values, full = trunk.compose(mine, keys)
-    if UserOverrides(arguments.values).covers(f"{CHILDREN}.{name}.set"):
-        values = {**values, **keys}  # as final as the user's other words
-    at = step_end(parent.recipe, child.at_tokens or 0)
-    tree[PARENT] = {
-        "recipe": parent.recipe.name,
-        "at_tokens": at,
-        "with": child.takes,
-        "fingerprint": compute_fingerprint(parent.recipe),
-    }
-    full_tokens = full["budget"]["total_tokens"]
-    if trunk.recipe.scale.shrink != "none":
-        # Its place is settled: what is left to shrink is its budget.
-        values = {**values, f"{PARENT}.at_tokens": at}
-        shrink_beginning(tree, parent.recipe, parent.full_tokens, values)
-        values.pop(f"{PARENT}.at_tokens")
-    recipe = settle(tree, values, full)
-    check_parent(recipe, parent.recipe)
-    return ComposedNode(recipe, full_tokens)
+    return mine, keys

@@ -1,16 +1,16 @@
-"""Layout search of a recipe: over what layouts and nodes, what came of it, or why nothing."""
+"""What the planner chooses for a recipe: its layout, or what it recomputes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from math import inf, prod
 from typing import Any
 
-from command.composition.settling import is_open, settle, with_choice
+from components.config.check import change_recipe
 from components.config.layout import AXES, SMOKE_NODES
 from components.config.recipe import Recipe
-from components.config.resolve import resolve_template
+from components.config.resolve import leaves_recompute_open, resolve, resolve_template
 from components.config.schema.sections import Parallelism
 from components.errors import RecipeError
 from components.planner.layouts import (
@@ -22,13 +22,41 @@ from components.planner.layouts import (
 )
 from components.planner.plan import plan_recipe
 from components.planner.queues import takes_runs
-from components.planner.recompute import NOTHING
+from components.planner.recompute import NOTHING, Choice, least_that_fits
 from components.planner.search import LayoutSearch, hardware_of, search_layouts
 from components.planner.search_result import GIB, describe
 
 NODES, RANKS = "cluster.nodes", "cluster.ranks"
 PREFIX = "parallelism."
 DEGREES = (*SEARCHED, "data_shard")
+
+
+def resolve_with_recompute(
+    tree: dict[str, Any],
+    values: Iterable[str],
+    full: dict[str, Any],
+    *,
+    reads_files: bool = True,
+) -> Recipe:
+    """Resolve a tree; ``recompute: auto`` becomes the least that fits, and is recorded as that.
+
+    Raises:
+        RecipeError: whatever is wrong, with its YAML path.
+    """
+    if not leaves_recompute_open(tree):
+        return resolve(tree, values, full, reads_files=reads_files)
+    plain = resolve(_with_choice(tree, NOTHING), values, full, reads_files=reads_files)
+    choice = least_that_fits(plain)
+    degrees = plain.model_dump(mode="json")["parallelism"] | _keys_of(choice)
+    return change_recipe(plain, {"parallelism": degrees})
+
+
+def _with_choice(tree: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    return {**deepcopy(tree), "parallelism": {**tree["parallelism"], **_keys_of(choice)}}
+
+
+def _keys_of(choice: Choice) -> dict[str, Any]:
+    return {"recompute": choice.recompute, "recompute_every": choice.every}
 
 
 class SearchProblem:
@@ -43,12 +71,13 @@ class SearchProblem:
     ) -> None:
         self._tree, self.full = tree, full
         self.named = {key: value for key, value in values.items() if value != "auto"}
-        template = with_choice(tree, NOTHING) if is_open(tree) else deepcopy(tree)
+        is_open = leaves_recompute_open(tree)
+        template = _with_choice(tree, NOTHING) if is_open else deepcopy(tree)
         self.template = resolve_template(template, self.named)
         self.fixed = frozenset(key for key in DEGREES if f"{PREFIX}{key}" in self.named)
 
-    def settled(self, nodes: int, degrees: Parallelism | None = None) -> Recipe:
-        """Settle the recipe as if the user had named these nodes and degrees, if any.
+    def resolved(self, nodes: int, degrees: Parallelism | None = None) -> Recipe:
+        """Resolve the recipe as if the user had named these nodes and degrees, if any.
 
         Raises:
             RecipeError: its layout, else the published one, cannot run there.
@@ -61,7 +90,7 @@ class SearchProblem:
         for key, value in found.items():
             section, _, name = key.partition(".")
             tree[section][name] = list(value) if isinstance(value, tuple) else value
-        return settle(tree, [*self.named, *found], self.full)
+        return resolve_with_recompute(tree, [*self.named, *found], self.full)
 
     def search(self, nodes: int, *, free: str = "") -> LayoutSearch:
         """Search on these nodes, one named degree set ``free``."""
@@ -96,10 +125,10 @@ def find_layout(question: SearchProblem, *, within_days: float | None) -> Search
     if not search.best:
         raise _explain_nothing(question, nodes, search)
     try:
-        published, refusal = question.settled(nodes), ""
+        published, refusal = question.resolved(nodes), ""
     except RecipeError as error:
         published, refusal = None, f"{error.path}: {error.problem}"
-    recipe = question.settled(nodes, search.best[0].degrees)
+    recipe = question.resolved(nodes, search.best[0].degrees)
     return SearchResult(recipe=recipe, search=search, published=published, refusal=refusal)
 
 
@@ -138,7 +167,7 @@ def _nodes_in_time(question: SearchProblem, within_days: float) -> int:
         search = question.search(nodes)
         if not search.best:
             return None
-        bill = plan_recipe(question.settled(nodes, search.best[0].degrees)).bill
+        bill = plan_recipe(question.resolved(nodes, search.best[0].degrees)).bill
         return bill.days if bill else None
 
     return fewest_nodes(

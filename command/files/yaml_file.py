@@ -57,7 +57,7 @@ def tell_line(files: Sequence[ReceivedYaml], error: RecipeError) -> RecipeError:
     return error
 
 
-class _DataLoader(yaml.SafeLoader):
+class PlainLoader(yaml.SafeLoader):
     """YAML without tags, aliases, dates, repeated keys or depths."""
 
     # As OmegaConf reads it: a date is text.
@@ -93,7 +93,7 @@ class _DataLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-_DataLoader.add_implicit_resolver(FLOAT, EXPONENT, list("-+0123456789"))
+PlainLoader.add_implicit_resolver(FLOAT, EXPONENT, list("-+0123456789"))
 
 
 def read_data(file: Path, kind: str) -> ReceivedYaml:
@@ -105,7 +105,7 @@ def read_data(file: Path, kind: str) -> ReceivedYaml:
     text = _read_text(file, kind)
     refuse_hidden(text, file)
     try:
-        loader = _DataLoader(text)
+        loader = PlainLoader(text)
         node = loader.get_single_node()
         tree = loader.construct_document(node) if node else None
     except yaml.MarkedYAMLError as error:

@@ -14,7 +14,7 @@ from cluster.scheduler import NoAnswerError, Scheduler, SchedulerError, check_pr
 from cluster.status import status_of
 from cluster.user import User, read_user
 from command.arguments import ROOT, Arguments
-from command.composition.parent_run import find_initial_checkpoint
+from command.composition.parent_checkpoint import find_initial_checkpoint
 from command.continuation import change_text, describe, renew_data
 from command.parent_data import check_parent_data
 from command.prepared_data import prepare_data

@@ -100,14 +100,6 @@ def read_given(file: Path, key: str = "recipe") -> ReceivedYaml | ReceivedLock:
         raise sent.told(error) from None
 
 
-def bundle_of(arguments: Arguments) -> Lock | None:
-    """Read the bundle that the recipe came in, if it came in one."""
-    name, given = arguments.recipe or "", None
-    if name.endswith(".yaml"):
-        given = read_given(Path(name).expanduser())
-    return given.lock if isinstance(given, ReceivedLock) else None
-
-
 def _checked(tree: Mapping[str, Any]) -> Lock:
     """Hold everything in a lock against the rules for a recipe that somebody sent."""
     lock = read_section(Lock, tree, "")

@@ -1,11 +1,6 @@
-"""Recipe files as data, before Hydra sees them; what interpolations would expand to is bounded.
-
-OmegaConf resolves a reference anew wherever it stands. A dozen entries that each name the one
-before twice are thousands of resolutions; they are counted here with each value counted once.
-"""
+"""Recipe files as data: which sections, defaults, targets and references they may hold."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -136,63 +131,3 @@ def check_interpolations(text: str, path: str) -> None:
     if not all(map(PLAIN_PATH.fullmatch, INTERPOLATION.findall(text))):
         remedy = "only ${section.key} may be referred to"
         raise RecipeError(path, f"{text!r} is refused", remedy)
-
-
-REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-MOST_REFERENCES = 500  # the recipes here have 30 at most
-MOST_CHARACTERS = 1_000_000  # as many as a file may have
-Counts = Counter[str]  # of ``others`` that are referred to, and of ``characters``
-OPEN = Counts()  # a value whose expansion is being counted
-
-
-def check_expansion(tree: Mapping[str, Any]) -> None:
-    """Count what all references of ``tree`` expand to, before any of them is resolved.
-
-    Raises:
-        RecipeError: a value refers to itself, or all are too many or too long; with its path.
-    """
-    known: dict[str, Counts] = {}
-    total = Counts()
-    for key, value in tree.items():
-        total += _count(value, str(key), tree, known)
-        _check_counts(key, total)
-
-
-def _check_counts(path: str, found: Counts) -> None:
-    for name, most in (("others", MOST_REFERENCES), ("characters", MOST_CHARACTERS)):
-        if found[name] > most:
-            problem = f"its references expand to more than {most:,} {name}"
-            raise RecipeError(path, problem, "write the values themselves")
-
-
-def _count(value: Any, path: str, tree: Mapping[str, Any], known: dict[str, Counts]) -> Counts:
-    """Count references and characters of a value; ``known`` are those of targets."""
-    if isinstance(value, Mapping | list):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        counts = (_count(item, f"{path}.{key}", tree, known) for key, item in items)
-        return sum(counts, Counts())
-    if not isinstance(value, str):
-        return Counts(characters=1)
-    found = Counts(characters=len(value))
-    for target in REFERENCE.findall(value):
-        if target not in known:
-            known[target] = OPEN
-            known[target] = _count(find_target(tree, target), target, tree, known)
-        if known[target] is OPEN:
-            raise RecipeError(path, f"refers to itself through {target}", "write the value")
-        found += Counts(others=1) + known[target]
-        _check_counts(path, found)
-    return found
-
-
-def find_target(tree: Mapping[str, Any], target: str) -> Any:
-    """Return what a dotted path names; None where it leads nowhere, which OmegaConf refuses."""
-    found: Any = tree
-    for step in target.split("."):
-        if isinstance(found, list) and step.isdigit() and int(step) < len(found):
-            found = found[int(step)]
-        elif isinstance(found, Mapping):
-            found = found.get(step)
-        else:
-            return None
-    return found

@@ -17,7 +17,7 @@ from command.arguments import (
     parse_word,
     writes_recipe,
 )
-from command.composition.compose import compose_group
+from command.composition.conf_groups import compose_group
 from command.options import RAW_KEYS
 from command.words import SWEEP
 from components.errors import RecipeError

@@ -48,6 +48,9 @@ def recipe_of(recipe: Recipe, name: str) -> Recipe:
     """
     if not name:
         return recipe
+    composed = recipe._recipes_by_phase.get(name)
+    if composed is not None and composed.whole is recipe:  # else that of a copy
+        return composed
     try:
         found = read_section(Recipe, _merged(recipe, name), "")
         found._whole, found._phase = recipe, name
@@ -57,6 +60,7 @@ def recipe_of(recipe: Recipe, name: str) -> Recipe:
         where = error.path.removeprefix("recipe.")
         problem = f"in this phase {where} does not hold: {error.problem}"
         raise RecipeError(f"{OWN}.{name}", problem, error.remedy) from None
+    recipe._recipes_by_phase[name] = found
     return found
 
 

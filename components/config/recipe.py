@@ -23,6 +23,15 @@ from components.config.stages import StagePlacement, stage_layers
 from components.config.step_clock import Helping, PhaseSpan, StepClock
 
 
+class PhaseRecipes(dict[str, "Recipe"]):
+    """The recipes of phases that were composed; they make two recipes no different."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PhaseRecipes)
+
+    __hash__ = None
+
+
 class Recipe(types.Section):
     """Everything that one run needs, with every number settled."""
 
@@ -61,6 +70,7 @@ class Recipe(types.Section):
     # Of one phase's recipe, see `config.phases`.
     _whole: "Recipe | None" = PrivateAttr(None)
     _phase: str = PrivateAttr("")
+    _recipes_by_phase: "PhaseRecipes" = PrivateAttr(default_factory=lambda: PhaseRecipes())
 
     @property
     def whole(self) -> "Recipe":

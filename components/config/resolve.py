@@ -6,18 +6,18 @@ under either engine; every key outside the mathematics may change.
 """
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from components.config import layout
-from components.config.check import check_recipe
+from components.config.check import change_recipe, check_recipe, read_fields
 from components.config.key_groups import KeyGroup, declared, degrees_that_compute, split
-from components.config.part_nodes import check_nodes
 from components.config.phases import recipe_of, recipes_of
 from components.config.recipe import Recipe
 from components.config.rules.check import check_phases
 from components.config.scale_down import largest_microbatch, scale_down
 from components.config.scale_phases import deal_phases, shrink_phases
-from components.config.schema.sections import Cluster, Parallelism, ScaleSection
+from components.config.schema.sections import Cluster, Parallelism
 from components.config.suggestions import nearest
 from components.config.user_overrides import (
     Tree,
@@ -34,35 +34,55 @@ CHOICES = {"device"}  # where ``auto`` is a choice, not a number to derive
 NONE = {"spare_nodes", "restarts"}  # where ``auto`` is none until the nodes are known
 
 
-def resolve(tree: Tree, named_keys: Iterable[str], full: Tree, *, looks: bool = True) -> Recipe:
-    """Apply the scale's rule to what the user did not name, settle the layout, check it all.
+def resolve(
+    tree: Tree, named_keys: Iterable[str], full: Tree, *, reads_files: bool = True
+) -> Recipe:
+    """Apply the scale's rule to what the user did not name, derive the layout, check it all.
 
-    ``full`` is the composed tree before the user's keys went in. Unless it ``looks``, nothing
-    is asked of the files that the recipe names.
+    Fields are validated once, with a placeholder for each ``auto``; of what is derived after
+    that, only the sections that change. ``full`` is the composed tree without the user's keys.
+    Unless it ``reads_files``, the files that the recipe names are not opened.
 
     Raises:
         RecipeError: whatever is wrong, with its YAML path.
     """
     named = UserOverrides(named_keys)
-    _check_sections(tree)
+    before = deepcopy(_with_placeholders(tree))
+    template = _read_template(before)
     _drop_unshared(tree, named)
     layout.settle_smoke(tree, named)
-    shrink = read_section(ScaleSection, tree["scale"], "scale").shrink
+    shrink = template.scale.shrink
     if not isinstance(shrink, str):
-        scale_down(tree, shrink, named, full, looks=looks)
+        scale_down(tree, shrink, named, full, reads_files=reads_files)
         shrink_phases(tree, named, full)
         sequences = largest_microbatch(tree, shrink, full)
         layout.deal_ranks(tree, sequences, named)
         deal_phases(tree, sequences, named)
     layout.settle_layout(tree, named)
-    return check_recipe(tree)
+    changed = {key: value for key, value in tree.items() if value != before.get(key)}
+    return change_recipe(template, changed)
 
 
 def resolve_template(tree: Tree, named_keys: Iterable[str]) -> Recipe:
     """Check keys and types, or raise a RecipeError; ``auto`` is 1 until a search lays out."""
-    _check_sections(tree)
     _drop_unshared(tree, UserOverrides(named_keys))
-    return read_section(Recipe, _without_auto(tree), "")
+    return _read_template(_with_placeholders(tree))
+
+
+def leaves_recompute_open(tree: Tree) -> bool:
+    """Return whether the planner has to choose what is recomputed."""
+    section = tree["parallelism"]
+    return isinstance(section, Mapping) and section.get("recompute") == "auto"
+
+
+def _read_template(tree: Tree) -> Recipe:
+    """Validate every field, so that the rules for derived values can count on types."""
+    for path, value in leaves(tree):
+        if MISSING in (value if isinstance(value, list) else [value]):
+            raise RecipeError(path, "the recipe does not set it", f"set {path}=...")
+    template = read_fields(tree)
+    check_phases(tree["schedule"])
+    return template
 
 
 def _drop_unshared(tree: Tree, named: UserOverrides) -> None:
@@ -79,17 +99,8 @@ def _drop_unshared(tree: Tree, named: UserOverrides) -> None:
     }
 
 
-def _check_sections(tree: Tree) -> None:
-    """Types first, so that the rules below can count on them; ``auto`` stands for a number."""
-    for path, value in leaves(tree):
-        if MISSING in (value if isinstance(value, list) else [value]):
-            raise RecipeError(path, "the recipe does not set it", f"set {path}=...")
-    check_nodes(tree)
-    read_section(Recipe, _without_auto(tree), "")
-    check_phases(tree["schedule"])
-
-
-def _without_auto(tree: Tree) -> Tree:
+def _with_placeholders(tree: Tree) -> Tree:
+    """Copy a tree, with 1 or 0 for each ``auto`` that is a number to derive."""
     tree = dict(tree)
     for name in ("parallelism", "cluster", "watchdog"):
         section = tree[name]

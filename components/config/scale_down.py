@@ -18,12 +18,12 @@ FFN_MULTIPLE = 8  # keeps small matrices on whole vector registers
 
 
 def scale_down(
-    tree: Tree, rule: Shrink, named: UserOverrides, full: Tree, *, looks: bool
+    tree: Tree, rule: Shrink, named: UserOverrides, full: Tree, *, reads_files: bool
 ) -> None:
     """Make ``tree`` small in place, before its ranks are dealt.
 
     Lengths and rates keep their proportion to ``full``, the recipe without the user's keys.
-    With ``looks`` the text is asked how long it is.
+    With ``reads_files`` the text is asked how long it is.
     """
     model: Any = tree["model"]
     named.put(tree, "model.num_layers", min(rule.num_layers, model["num_layers"]))
@@ -48,7 +48,7 @@ def scale_down(
         for key in ("accumulate", "reduce"):
             if tree["precision"][key] == "float16":  # legal for float16 products alone
                 named.put(tree, f"precision.{key}", "float32")
-    stand_in(tree, rule, named, looks=looks)
+    stand_in(tree, rule, named, reads_files=reads_files)
 
 
 def largest_microbatch(tree: Tree, rule: Shrink, full: Tree) -> int:

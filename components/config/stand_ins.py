@@ -28,7 +28,7 @@ MOST_FILES = 1_000  # that are looked at; whoever names more has text enough
 SIGNS = frozenset("*?[")
 
 
-def stand_in(tree: Tree, rule: Shrink, named: UserOverrides, *, looks: bool) -> None:
+def stand_in(tree: Tree, rule: Shrink, named: UserOverrides, *, reads_files: bool) -> None:
     """Give each source without text its embedded one; those without any leave.
 
     What carriers are mixed in stays in ``scale.shrink.carriers``, with their shares. A
@@ -53,7 +53,7 @@ def stand_in(tree: Tree, rule: Shrink, named: UserOverrides, *, looks: bool) -> 
     elif not named.covers("data.shares"):
         carriers = rule.carriers
         if own:
-            carriers = _carriers(tree, usable, rule) if looks else {}
+            carriers = _carriers(tree, usable, rule) if reads_files else {}
         _mix(data, usable, carriers, named)
     kept = {name: carrier.model_dump() for name, carrier in carriers.items()}
     tree["scale"]["shrink"]["carriers"] = kept

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from components.child_process import python_environment
-from components.config.check import check_recipe
+from components.config.check import change_recipe
 from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
@@ -144,7 +144,7 @@ class Prover:
 
 def on_one_process(recipe: Recipe) -> Recipe:
     """Undo the layout and keep the rest: microbatches, recomputation, mathematics."""
-    tree = recipe.model_dump(mode="json")
+    tree = recipe.model_dump(mode="json", include={"parallelism", "cluster"})
     parallelism = tree["parallelism"] | dict.fromkeys(_ALONE, 1)
     parallelism |= {"zero": 0, "sequence_parallel": False, "schedule": "1f1b"}
     parallelism |= {"engine": "mesh", "offload_optimizer": False}
@@ -152,7 +152,7 @@ def on_one_process(recipe: Recipe) -> Recipe:
     parallelism |= {"expert_bound": None}
     tree["parallelism"] = parallelism
     tree["cluster"] |= {"ranks": 1, "nodes": 1, "devices_per_node": 1}
-    return check_recipe(tree)
+    return change_recipe(recipe, tree)
 
 
 def judged_in(recipe: Recipe) -> str:
@@ -162,10 +162,10 @@ def judged_in(recipe: Recipe) -> str:
 
 def in_precision(recipe: Recipe, precision: str) -> Recipe:
     """Compute, accumulate and reduce in one dtype, and take every step whatever it gives."""
-    tree = recipe.model_dump(mode="json")
+    tree = recipe.model_dump(mode="json", include={"precision", "guard"})
     tree["precision"] |= dict.fromkeys(("compute", "accumulate", "reduce"), precision)
     tree["guard"] |= dict.fromkeys(("non_finite", "loss_spike", "gradient_norm_spike"), "none")
-    return check_recipe(tree)
+    return change_recipe(recipe, tree)
 
 
 def start_ranks(program: Sequence[str], ranks: int, log: Path) -> None:

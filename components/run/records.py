@@ -25,7 +25,7 @@ _SHOWN_ERRORS, _SHOWN_LETTERS = 8, 60
 class RunRecord(BaseModel):
     """Strict and frozen; unknown fields are a newer version's."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
 
 
 class DataFolder(RunRecord):

@@ -24,7 +24,7 @@ from cluster import scheduler_command, script
 from cluster.chain_events import CancelledEvent
 from cluster.records import Jobs, now
 from command.arguments import read_point
-from command.composition.compose import compose_tree
+from command.composition.compose import compose, compose_recipe
 from command.main import main
 from command.run_tree.nodes import nodes_of, state_of
 from command.tree import submission
@@ -56,7 +56,7 @@ PYTHON = '[ "$2" = cluster.end ] && exit "$4"\nexec {python} "$@"'
 
 @cache
 def composed() -> Recipe:
-    return compose_tree(read_point(list(TREE)))[0]
+    return compose_recipe(read_point(list(TREE)))
 
 
 @pytest.fixture
@@ -223,7 +223,8 @@ def test_a_child_that_somebody_else_made_is_not_submitted_by_a_person(
     tmp_path: Path, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     child = "{at_tokens: 100_000_000_000, with: weights, set: {budget.sequence_length: 2_048}}"
-    recipe, children = compose_tree(read_point([*TREE[:-1], f"children.given={child}"]))
+    composed = compose(read_point([*TREE[:-1], f"children.given={child}"]))
+    recipe, children = composed.recipe, composed.children
     trunk = create_run_folder(recipe, tmp_path / "trunk").path
     write_provenance(RunFolder(trunk), ["site.account=kitchen"])
     (trunk / "jobs").mkdir()

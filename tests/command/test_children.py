@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from command.arguments import read_point
-from command.composition.compose import compose_recipe, compose_tree
+from command.composition.compose import compose, compose_recipe
 from command.main import main
 from components.config.check import check_recipe
 from components.config.children import below, needed_tokens, saved_tokens
@@ -55,7 +55,8 @@ def trunk() -> Recipe:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, dict[str, Recipe]]:
     with contextlib.chdir(tmp_path_factory.mktemp("tree")):
-        return compose_tree(read_point(words(TREE)))
+        composed = compose(read_point(words(TREE)))
+        return composed.recipe, dict(composed.children)
 
 
 def test_a_recipe_without_children_says_nothing_of_them() -> None:
@@ -121,7 +122,8 @@ def test_a_miniature_has_the_whole_tree(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words({"cooled": COOLS})
-    recipe, runs = compose_tree(read_point(["recipe=./tree.yaml"]))
+    composed = compose(read_point(["recipe=./tree.yaml"]))
+    recipe, runs = composed.recipe, composed.children
     at, total = recipe.children["cooled"].at_tokens, recipe.budget.total_tokens
     assert at is not None
     assert abs(at - total / 2) <= recipe.checkpoint.every_tokens

@@ -8,7 +8,7 @@ import pytest
 from command.actions.jobs.render import run as render
 from command.actions.show import run as show
 from command.arguments import read_point
-from command.composition.compose import compose_recipe, compose_searched
+from command.composition.compose import compose, compose_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
 from components.errors import RecipeError
@@ -50,7 +50,7 @@ def test_a_named_key_is_final_and_the_rest_is_searched(key: str) -> None:
     name, _, value = key.partition("=")
     free, narrowed = (
         composed(*JUWELS),
-        compose_searched(read_point([*JUWELS, f"parallelism.{key}"])),
+        compose(read_point([*JUWELS, f"parallelism.{key}"])),
     )
     assert str(getattr(narrowed.recipe.parallelism, name)) == value
     assert compute_fingerprint(narrowed.recipe) == compute_fingerprint(free)
@@ -82,7 +82,7 @@ def test_render_asks_for_the_nodes_that_were_found(capsys: pytest.CaptureFixture
 
 @pytest.mark.long
 def test_the_fewest_nodes_in_time_are_found() -> None:
-    found = compose_searched(read_point([*JUWELS, "within_days=300"])).recipe
+    found = compose(read_point([*JUWELS, "within_days=300"])).recipe
     bill = plan_recipe(found).bill
     assert bill is not None
     assert bill.days <= 300

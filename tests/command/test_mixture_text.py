@@ -2,7 +2,7 @@
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from command.plan_text import mixture_lines
+from command.recipe_summary import mixture_lines
 
 GIVEN = "data.shares={en: 0.25, de: 0.75}"
 

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.recipes import published_recipes
 from command.arguments import read_point
-from command.composition.compose import compose_group, compose_recipe
+from command.composition.compose import compose_recipe
+from command.composition.conf_groups import compose_group
 from command.main import main
 from command.new_recipe.sizes import choose_shape, choose_sizes
 from components.command_line import command_line

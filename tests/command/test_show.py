@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from command.arguments import read_point
-from command.composition.compose import compose_defaults, compose_recipe
+from command.composition.compose import compose_recipe
+from command.composition.conf_groups import compose_defaults
 from command.main import main
 from command.recipe_summary import differences, written_value
 

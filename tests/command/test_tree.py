@@ -12,7 +12,7 @@ from cluster.records import Jobs
 from cluster.script import MOST_NAME, job_name
 from cluster.user import read_user
 from command.arguments import read_point
-from command.composition.compose import compose_tree
+from command.composition.compose import compose
 from command.main import main
 from command.run_tree.nodes import TreeNode, nodes_of, root_of, state_of
 from command.tree.submission import submit_due
@@ -33,7 +33,8 @@ WORDS = (
 
 @cache
 def composed() -> tuple[Recipe, dict[str, Recipe]]:
-    return compose_tree(read_point(list(WORDS)))
+    composed = compose(read_point(list(WORDS)))
+    return composed.recipe, dict(composed.children)
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_only_the_script_of_a_run_with_children_submits_them() -> None:
 def test_a_childs_job_is_called_by_its_node(cluster: str, line: str, tmp_path: Path) -> None:
     batch = "budget.global_batch_tokens=6291456"  # 1,536 sequences: 384 data ranks divide them
     words = (*WORDS[:2], f"cluster={cluster}", "parallelism.data=384", batch, *WORDS[3:])
-    recipe = compose_tree(read_point(list(words)))[1]["cooled"]
+    recipe = compose(read_point(list(words))).children["cooled"]
     user = read_user(cluster, {})
     settings = job_settings(recipe, user, repository=CHECKOUT, run=tmp_path, node="cooled")
     assert line.format("teuken7b-cooled") in render(settings).splitlines()

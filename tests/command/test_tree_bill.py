@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from command.arguments import read_point
-from command.composition.compose import compose_tree
+from command.composition.compose import compose
 from command.main import main
 from components.config.recipe import Recipe
 from components.planner.plan import plan_recipe
@@ -32,7 +32,8 @@ NODES = (
 
 @cache
 def composed() -> tuple[Recipe, dict[str, Recipe]]:
-    return compose_tree(read_point([*BASE, *NODES]))
+    composed = compose(read_point([*BASE, *NODES]))
+    return composed.recipe, dict(composed.children)
 
 
 def planned(capfd: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

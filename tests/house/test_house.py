@@ -80,7 +80,7 @@ def test_only_two_rooms_know_hydra() -> None:
     }
     assert knowing == {
         "command/arguments.py",
-        "command/composition/compose.py",
+        "command/composition/conf_groups.py",
         "components/build.py",
     }
 

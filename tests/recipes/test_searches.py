@@ -11,7 +11,7 @@ import yaml
 
 from command.actions.plan import run
 from command.arguments import read_point
-from command.composition.compose import compose_recipe, compose_searched
+from command.composition.compose import compose, compose_recipe
 from command.composition.layout_search import SearchResult
 from command.perform import perform
 from components.planner.communication import group_of
@@ -26,7 +26,9 @@ ABROAD = [("teuken7b", "aurora"), ("mula220b_a10b", "juwels")]
 @cache
 def searched(name: str, cluster: str, *words: str) -> SearchResult:
     point = [f"recipe={name}", f"cluster={cluster}", "parallelism=auto", *words]
-    return compose_searched(read_point(point))
+    found = compose(read_point(point)).search
+    assert found is not None
+    return found
 
 
 def rounded(value: Any) -> Any:

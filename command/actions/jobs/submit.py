@@ -6,7 +6,7 @@ from pathlib import Path
 from cluster.job import run_folder
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
-from command.composition.compose import compose_tree
+from command.composition.compose import ComposedRun, compose
 from command.continuation import reopen
 from command.jobs.submission import NONE, check_own, check_resubmission, check_run, submit_run
 from command.outcome import ActionResult
@@ -19,13 +19,13 @@ from components.run.writer_lock import check_not_trained
 from components.terminal import say, tell
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments, composed: ComposedRun | None = None) -> ActionResult:
     """Submit a run, or again one whose chain has ended, or what is left of its tree."""
     if continues_tree(arguments) and arguments.resume is not None:
         check_own(arguments.resume)
         submit_due(arguments.resume.absolute(), reopened_by=arguments)
         return ActionResult(run=arguments.resume)
-    recipe, children, path = _wanted(arguments)
+    recipe, children, path = _find_run(arguments, composed)
     check_links(path, "run")
     check_resubmission(recipe, path, arguments)
     check_not_trained(path, "run")
@@ -48,12 +48,15 @@ def run(arguments: Arguments) -> ActionResult:
     return ActionResult(run=path)
 
 
-def _wanted(arguments: Arguments) -> tuple[Recipe, Mapping[str, Recipe], Path]:
+def _find_run(
+    arguments: Arguments, composed: ComposedRun | None
+) -> tuple[Recipe, Mapping[str, Recipe], Path]:
     """Return the recipe to submit, those of its children, and the run's folder."""
     if arguments.resume is None:
-        recipe, children = compose_tree(arguments)
+        composed = composed or compose(arguments)
+        recipe = composed.recipe
         user = read_user(recipe.cluster.name, arguments.site)
-        return recipe, children, run_folder(recipe, user, arguments.run, ROOT)
+        return recipe, composed.children, run_folder(recipe, user, arguments.run, ROOT)
     folder, _, recipe = reopen(arguments.resume, arguments)
     check_own(folder.path)
     return recipe, NONE, folder.path.absolute()

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
@@ -49,7 +50,9 @@ class Section(BaseModel):
     """
 
     # An alias is a key that Python keeps for itself, as ``from``.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, serialize_by_alias=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, serialize_by_alias=True, defer_build=True
+    )
     keys_group: ClassVar[KeyGroup | None] = None
 
 
@@ -100,7 +103,8 @@ def sections_at(kind: type[BaseModel], location: Iterable[Any]) -> list[type[Sec
     return [one for one in here if _is_section(one)]
 
 
-def fields_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
+@cache
+def fields_of(section: type[BaseModel]) -> Mapping[str, FieldInfo]:
     """List the fields of a section by their keys in YAML."""
     return {field.alias or name: field for name, field in section.model_fields.items()}
 

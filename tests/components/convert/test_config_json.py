@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from command.composition.compose import compose_defaults
+from command.composition.conf_groups import compose_defaults
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.model_spec.feed_forward import ExpertsSpec
 from components.config.part_nodes import read_decoder

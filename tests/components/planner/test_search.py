@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from command.arguments import read_point
-from command.composition.compose import compose_recipe, compose_searched
+from command.composition.compose import compose, compose_recipe
 from command.composition.layout_search import SearchResult
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
@@ -34,7 +34,9 @@ TIMED = list({re.split(r"[\d_]", name)[0]: name for name in KEPT}.values())
 def searched(name: str) -> SearchResult:
     home = compose_recipe(read_point([f"recipe={name}", "scale=full"])).home
     point = [f"recipe={name}", f"cluster={home}", "parallelism=auto"]
-    return compose_searched(read_point(point))
+    found = compose(read_point(point)).search
+    assert found is not None
+    return found
 
 
 def settled(recipe: Recipe) -> Recipe:

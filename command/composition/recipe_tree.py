@@ -1,0 +1,164 @@
+"""The tree of one recipe: what its files say, and over that the keys of the user."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from command.arguments import COMMAND_KEYS, Arguments
+from command.composition.conf_groups import compose_groups
+from command.composition.references import REFERENCE, find_target, resolve_references
+from command.recipe.lock_file import with_bundle
+from command.recipe.recipe_chain import RecipeChain
+from command.recipe.recipe_file import SECTIONS, check_interpolations
+from command.recipe.recipe_source import read_source
+from components.config.part_nodes import find_spec
+from components.config.recipe import Recipe
+from components.config.resolve import leaves_recompute_open, resolve
+from components.config.suggestions import suggest
+from components.config.user_overrides import UserOverrides, is_open
+from components.errors import RecipeError
+from components.sharing.lock import Lock
+
+Tree = dict[str, Any]
+NO_KEYS: Mapping[str, Any] = {}
+LOCAL = "local"  # the cluster where nothing chooses another
+
+
+@dataclass(frozen=True)
+class RecipeTree:
+    """A composed recipe before its rules: the tree, and what it was made of.
+
+    ``values`` are the keys that the user or a file set, ``full`` is the tree without them.
+    """
+
+    tree: Tree
+    values: Tree
+    full: Tree
+    bundle: Lock | None
+
+    @property
+    def full_tokens(self) -> int:
+        """The budget at full size."""
+        tokens: int = self.full["budget"]["total_tokens"]
+        return tokens
+
+    @property
+    def own_sections(self) -> Tree:
+        """What the recipe itself says at full size: neither its machine nor its scale."""
+        return {key: value for key, value in self.full.items() if key in SECTIONS}
+
+
+def compose_own_sections(arguments: Arguments) -> Tree:
+    """Compose the recipe's own sections, before any rule and any key of the user's.
+
+    Raises:
+        RecipeError: what is wrong with its files, with the line.
+    """
+    with compose_recipe_tree(arguments, anywhere=True) as draft:
+        return draft.own_sections
+
+
+@contextmanager
+def compose_recipe_tree(
+    arguments: Arguments, *, anywhere: bool = False, keys: Mapping[str, Any] = NO_KEYS
+) -> Iterator[RecipeTree]:
+    """Give the tree that ``arguments`` choose, with ``keys`` as if the recipe had them.
+
+    Errors that are raised inside the context name the lines of a file that was given by its
+    path. What a received file names lies in the working folder, unless ``anywhere``.
+    """
+    named, from_file = UserOverrides(arguments.values), UserOverrides(arguments.file_values)
+    source = read_source(arguments.recipe)
+    bundle = source.came if isinstance(source.came, Lock) else None
+    if bundle is not None:
+        arguments = with_bundle(arguments, bundle)
+    values = arguments.all_values
+    try:
+        tree = compose_groups(source.came, _choose_at_home(arguments, source.came))
+        for key, value in keys.items():
+            _set_key(tree, key, value)
+        full = resolve_references(tree)
+        for key, value in values.items():
+            _set_key(tree, key, value)
+        tree = resolve_references(tree) if values else deepcopy(full)
+        if not anywhere:
+            source.check_places(tree, named, from_file)
+        yield RecipeTree(tree, values, full, bundle)
+    except RecipeError as error:
+        raise error if named.covers(error.path) else source.told(error) from None
+
+
+def resolve_recipe(draft: RecipeTree, *, reads_files: bool = True) -> Recipe:
+    """Resolve and check a tree; ``recompute: auto`` becomes the least that fits.
+
+    Raises:
+        RecipeError: whatever is wrong, with its YAML path.
+    """
+    if not leaves_recompute_open(draft.tree):
+        return resolve(draft.tree, draft.values, draft.full, reads_files=reads_files)
+    from command.composition.layout_search import resolve_with_recompute  # slow: the planner
+
+    return resolve_with_recompute(draft.tree, draft.values, draft.full, reads_files=reads_files)
+
+
+def _choose_at_home(arguments: Arguments, source: RecipeChain | Lock) -> dict[str, str]:
+    """Choose the home cluster for a plan, and full size on it, where nothing else is chosen."""
+    choices = dict(arguments.choices)
+    sections = source.composed if isinstance(source, Lock) else source.merged
+    home = sections.get("home") if isinstance(sections, Mapping) else None
+    if not isinstance(home, str):
+        return choices
+    if arguments.action == "plan":
+        choices.setdefault("cluster", home)
+    if choices.get("cluster", LOCAL) == home:
+        choices.setdefault("scale", "full")
+    return choices
+
+
+def _set_key(tree: Tree, key: str, value: Any) -> None:
+    """Set a value at a key that exists, or below one that is open."""
+    _check_references(value, key)
+    *parents, last = key.split(".")
+    here: Any = tree
+    for depth, step in enumerate(parents):
+        path = ".".join(parents[: depth + 1])
+        if step not in here and is_open(path):
+            here[step] = {}
+        _check_known(here, path, key, tree)
+        text = here[step]
+        if isinstance(text, str) and (whole := REFERENCE.fullmatch(text)):
+            # A copy of the mapping that it refers to, so that one key of it can be set.
+            target = find_target(tree, whole[1])
+            here[step] = dict(target) if isinstance(target, dict) else text
+        here = here[step]
+        if not isinstance(here, dict):
+            raise RecipeError(key, f"{path} is a value, it has no keys", f"write {path}=...")
+    if not is_open(key):
+        _check_known(here, key, key, tree)
+    here[last] = value
+
+
+def _check_known(here: Tree, path: str, key: str, tree: Tree) -> None:
+    """A step of ``key`` is known if the tree has it, or the class of its node takes it."""
+    parent, _, step = path.rpartition(".")
+    known = list(here)
+    if "_target_" in here:
+        known += find_spec(here["_target_"], f"{parent}._target_").list_keys()
+    if step not in known:
+        top = [*COMMAND_KEYS] if not parent else []
+        fix = suggest(key, sorted({*known, *top}), tree, step=step)
+        raise RecipeError(path, "unknown key", fix)
+
+
+def _check_references(value: Any, path: str) -> None:
+    """Hold the user's own values to the rule for references in a recipe."""
+    if isinstance(value, str):
+        check_interpolations(value, path)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_references(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for item in value:
+            _check_references(item, path)

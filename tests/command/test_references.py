@@ -1,0 +1,54 @@
+"""References between keys become values: whole ones keep their type, others join the text."""
+
+import pytest
+
+from command.composition.references import resolve_references
+from components.errors import RecipeError
+
+
+def test_a_whole_reference_keeps_its_type_and_is_a_copy() -> None:
+    tree = resolve_references({"a": {"b": [1, 2]}, "c": "${a}", "d": "${a.b}", "e": "${a.b.1}"})
+    assert tree == {"a": {"b": [1, 2]}, "c": {"b": [1, 2]}, "d": [1, 2], "e": 2}
+    tree["c"]["b"].append(3)
+    assert tree["a"] == {"b": [1, 2]}
+
+
+def test_references_inside_a_text_are_joined() -> None:
+    tree = {"name": "x", "size": 7, "file": "${name}-${size}.bin"}
+    assert resolve_references(tree)["file"] == "x-7.bin"
+
+
+def test_a_path_leads_through_references() -> None:
+    tree = {"norm": {"eps": 1e-6}, "layer": {"norm": "${norm}"}, "eps": "${layer.norm.eps}"}
+    assert resolve_references(tree)["eps"] == 1e-6
+
+
+def test_no_value_is_a_value() -> None:
+    assert resolve_references({"a": None, "b": "${a}"}) == {"a": None, "b": None}
+
+
+@pytest.mark.parametrize("target", ["lost", "a.lost", "a.b.c", "unset"])
+def test_a_reference_that_leads_nowhere_is_refused(target: str) -> None:
+    with pytest.raises(RecipeError, match=f"refers to {target}, which is not set") as refused:
+        resolve_references({"a": {"b": 1}, "unset": "???", "here": {"c": f"${{{target}}}"}})
+    assert refused.value.path == "here.c"
+
+
+def test_a_mapping_inside_a_text_is_refused() -> None:
+    with pytest.raises(RecipeError, match="inside a text") as refused:
+        resolve_references({"a": {"b": 1}, "c": "x ${a}"})
+    assert refused.value.path == "c"
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"a": "${a}"},
+        {"a": "${b}", "b": "${a}"},
+        {"a": "${b.x}", "b": "${a.x}"},
+        {"a": {"b": "${a}"}},
+    ],
+)
+def test_a_circle_of_references_is_refused(tree: dict[str, object]) -> None:
+    with pytest.raises(RecipeError, match="refers to itself"):
+        resolve_references(tree)
