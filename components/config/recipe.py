@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr
 
 from components.config.batch_ramp import BatchRamp
 from components.config.derived import DerivedNumbers, FlopsPerToken, ParameterCounts
+from components.config.rank_groups import RankGroups
 from components.config.schema import monitoring, sections, types
 from components.config.schema.children import Child
 from components.config.schema.data import DataSection
@@ -89,6 +90,10 @@ class Recipe(types.Section):
             increment_samples=ramp.increment_tokens // length,
             ramp_samples=ramp.over_tokens // length,
         )
+
+    @property
+    def rank_groups(self) -> RankGroups:
+        return RankGroups(self.parallelism, self.cluster.devices_per_node)
 
     @cached_property
     def clock(self) -> StepClock:

@@ -3,7 +3,8 @@
 The constructors of open sections are theirs, see :mod:`components.config.targets`.
 """
 
-from typing import Annotated, Literal
+from math import prod
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -22,7 +23,13 @@ from components.config.schema.types import (
 from components.ranges import Positive, Ranks
 
 Part = Literal["attention", "mlp", "norms"]
+Recompute = (
+    Literal["none", "selective", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
+)
 Axis = Literal["data", "tensor", "pipeline", "expert", "context"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+# Ranks that differ on these axes alone hold the same dense weights.
+DENSE_AXES: tuple[Axis, ...] = ("data", "expert", "context")
 Stem = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
 Works = Annotated[tuple[Stem, ...], Field(strict=False)]
 
@@ -112,9 +119,7 @@ class Parallelism(Section):
     expert_divisor: Literal["ranks", "copies"]
     sequence_parallel: bool
     microbatch_sequences: Count
-    recompute: (
-        Literal["none", "selective", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
-    )
+    recompute: Recompute
     recompute_every: Count
     compile: Literal["none", "layers"]
     gc_every_steps: Annotated[Count | Literal["never"], KeyGroup.MACHINE]
@@ -122,6 +127,20 @@ class Parallelism(Section):
     stages_per_rank: Ranks
     stage_balance: Balance
     rank_order: Annotated[tuple[Axis, ...], Field(strict=False)]
+
+    @property
+    def ranks(self) -> int:
+        return prod(getattr(self, axis) for axis in AXES)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that read different samples; each has all dense parameters of its stage."""
+        return self.data * self.expert
+
+    @property
+    def used_axes(self) -> dict[Axis, int]:
+        """The axes with more than one rank, and their degrees."""
+        return {axis: degree for axis in AXES if (degree := getattr(self, axis)) > 1}
 
 
 class LocalCheckpoints(Section):

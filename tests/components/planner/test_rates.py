@@ -14,7 +14,7 @@ from components.config.shape import (
     NormShape,
     PositionsShape,
 )
-from components.planner.result import flops_by_convention
+from components.planner.rates import flops_by_convention
 from tests.components.planner.jobs import gpt
 
 LLAMA_3_8B = ModelShape(
