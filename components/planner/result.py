@@ -11,12 +11,7 @@ from pydantic import (
 )
 
 from components.config.recipe import Recipe
-from components.config.schema.sections import (
-    AXES,
-    AssumedValue,
-    Parallelism,
-    PublishedFigure,
-)
+from components.config.schema.sections import AssumedValue, Parallelism, PublishedFigure
 from components.errors import RecipeError
 from components.planner.cost import CostEstimate
 from components.planner.experts import load_factor
@@ -33,14 +28,13 @@ from components.planner.tree import PlannedTree
 _TIME_KEYS = ("step_seconds", "tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu")
 
 
-def _degrees(layout: Parallelism) -> dict[str, int]:
-    return {axis: getattr(layout, axis) for axis in AXES}
+Degrees = Annotated[Parallelism, PlainSerializer(lambda layout: layout.degrees)]
 
 
 class PlannedLayout(BaseModel, frozen=True):
     """A layout, what it is laid out on, and the layers of each stage."""
 
-    degrees: Parallelism
+    parallelism: Degrees
     nodes: int
     devices_per_node: int
     microbatches: int
@@ -48,8 +42,8 @@ class PlannedLayout(BaseModel, frozen=True):
 
     @model_serializer(mode="wrap")
     def _flatten(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        others = {name: value for name, value in serialize(self).items() if name != "degrees"}
-        return {**_degrees(self.degrees), "zero": self.degrees.zero, **others}
+        others = serialize(self)
+        return {**others.pop("parallelism"), "zero": self.parallelism.zero, **others}
 
 
 class PlannedPhase(BaseModel, frozen=True):
@@ -61,7 +55,7 @@ class PlannedPhase(BaseModel, frozen=True):
     steps: int
     sequence_length: int
     tokens_per_step: int
-    layout: Annotated[Parallelism, PlainSerializer(_degrees)]
+    layout: Degrees
     step_seconds: float | None
     device_hours: float | None
     peak_bytes: int
@@ -149,12 +143,9 @@ class PlanResult(BaseModel, frozen=True):
             tree["time"] = dict.fromkeys(_TIME_KEYS)
         if self.bill is None:
             tree["bill"] = dict.fromkeys(CostEstimate.model_fields)
-        if self.search is None:
-            del tree["search"]
-        if not self.phases:
-            del tree["phases"]
-        if self.children is None:
-            del tree["children"]
+        for name in ("search", "phases", "children"):
+            if not getattr(self, name):
+                del tree[name]
         return tree
 
 
@@ -194,7 +185,7 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
         cluster=recipe.cluster.name,
         scale=recipe.scale.name,
         layout=PlannedLayout(
-            degrees=job.layout,
+            parallelism=job.layout,
             nodes=recipe.cluster.nodes,
             devices_per_node=recipe.cluster.devices_per_node,
             microbatches=job.microbatches,

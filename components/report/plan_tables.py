@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import MAXYEAR, datetime, timedelta
 
 from components.config.rank_groups import Node, RankGroups
-from components.config.schema.sections import AXES, DENSE_AXES, PublishedFigure
+from components.config.schema.sections import AXES, PublishedFigure
 from components.energy.emissions import Emissions
 from components.planner.cost import CheckpointCost, CostEstimate
 from components.planner.plan import Plan
@@ -53,13 +53,12 @@ def memory_sheet(memory: PlannedMemory) -> Grid:
 
 def time_sheet(plan: PlanResult, *, now: datetime | None) -> Grid:
     """Lay out the step, its parts and rates, and what the run costs; ``now`` dates its end."""
-    axes = sorted(AXES, key=lambda axis: axis not in DENSE_AXES)
-    degrees = " x ".join(f"{axis} {getattr(plan.layout.degrees, axis)}" for axis in axes)
-    rows = [("layout", f"{plan.layout.nodes:,} nodes: {degrees}")]
+    layout = plan.layout.parallelism
+    rows = [("layout", f"{plan.layout.nodes:,} nodes: {layout.product}")]
     if plan.recomputation is not None:
         rows.append(("recomputation", _recomputation(plan.recomputation)))
     if plan.experts is not None:
-        rows += _expert_rows(plan.experts, plan.layout.degrees.expert)
+        rows += _expert_rows(plan.experts, layout.expert)
     if plan.time is None or plan.bill is None:
         rows.append(("step", "not predicted: see what is missing"))
     else:
@@ -252,7 +251,7 @@ def _layout_row(place: str, found: FoundLayout) -> tuple[str, ...]:
     schedule = f"{layout.schedule} x {stages}" if stages > 1 else layout.schedule
     return (
         place,
-        *(str(getattr(layout, axis)) for axis in AXES),
+        *map(str, layout.degrees.values()),
         str(layout.zero),
         str(layout.microbatch_sequences),
         schedule if layout.pipeline > 1 else "",

@@ -34,8 +34,7 @@ def _check_ranks(recipe: Recipe) -> None:
     degrees, cluster = recipe.parallelism, recipe.cluster
     product = degrees.ranks
     if product != cluster.ranks:
-        factors = " x ".join(f"{axis} {getattr(degrees, axis)}" for axis in AXES)
-        problem = f"{factors} = {product} ranks, but cluster.ranks is {cluster.ranks}"
+        problem = f"{degrees.product} = {product} ranks, but cluster.ranks is {cluster.ranks}"
         remedy = f"set cluster.ranks={product}, or leave one of the two to be derived"
         raise RecipeError("parallelism", problem, remedy)
     if sorted(degrees.rank_order) != sorted(AXES):

@@ -129,8 +129,12 @@ class Parallelism(Section):
     rank_order: Annotated[tuple[Axis, ...], Field(strict=False)]
 
     @property
+    def degrees(self) -> dict[Axis, int]:
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
     def ranks(self) -> int:
-        return prod(getattr(self, axis) for axis in AXES)
+        return prod(self.degrees.values())
 
     @property
     def replicas(self) -> int:
@@ -140,7 +144,13 @@ class Parallelism(Section):
     @property
     def used_axes(self) -> dict[Axis, int]:
         """The axes with more than one rank, and their degrees."""
-        return {axis: degree for axis in AXES if (degree := getattr(self, axis)) > 1}
+        return {axis: degree for axis, degree in self.degrees.items() if degree > 1}
+
+    @property
+    def product(self) -> str:
+        """Write the degrees as the product that gives the ranks, data parallel axes first."""
+        axes = sorted(AXES, key=lambda axis: axis not in DENSE_AXES)
+        return " x ".join(f"{axis} {self.degrees[axis]}" for axis in axes)
 
 
 class LocalCheckpoints(Section):

@@ -150,9 +150,9 @@ def _layout(recipe: Recipe, plan: PlanResult) -> Iterator[Row]:
     layout, memory = plan.layout, plan.memory
     devices = _stated(recipe, "devices", RECIPE)
     yield "nodes", f"{layout.nodes:,} of {layout.devices_per_node} devices", devices
-    degrees = [f"{axis} {degree}" for axis, degree in layout.degrees.used_axes.items()]
+    degrees = [f"{axis} {degree}" for axis, degree in layout.parallelism.used_axes.items()]
     yield "degrees", ", ".join(degrees) or "one rank", RECIPE
-    yield "ZeRO stage", str(layout.degrees.zero), RECIPE
+    yield "ZeRO stage", str(layout.parallelism.zero), RECIPE
     yield "microbatches a step", f"{layout.microbatches:,}", RECIPE
     used, usable = memory.peak_bytes / GIB, memory.usable_bytes / GIB
     said = f"{used:.1f} of {usable:.1f} GiB usable, {memory.verdict.replace('_', ' ')}"

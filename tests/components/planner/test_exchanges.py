@@ -1,7 +1,5 @@
 """What context ranks send each other, by hand, in the program, and in a step's time."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -46,9 +44,9 @@ def split(ranks: int, **changes: object) -> TrainingJob:
 def test_keys_and_values_of_a_part_are_counted_by_hand() -> None:
     """2 tensors x 2 heads x 16 numbers x 3 sequences x 16 tokens x 2 bytes."""
     assert key_value_bytes(split(4)) == 2 * 2 * 16 * 3 * 16 * 2
-    halves = replace(split(4), layout=parallelism(context=4, tensor=2))
+    halves = split(4).with_layout(tensor=2)
     assert key_value_bytes(halves) == key_value_bytes(split(4)) / 2
-    copies = replace(split(4), layout=parallelism(context=4, tensor=8))
+    copies = split(4).with_layout(tensor=8)
     assert key_value_bytes(copies) == key_value_bytes(split(4)) / 2
 
 
