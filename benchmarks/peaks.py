@@ -30,7 +30,7 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.distributed.collectives import all_gather
 from components.distributed.devices import compute_dtype, device_type
-from components.planner.job import TrainingJob, job_of
+from components.planner.job import TrainingJob, job_from_recipe
 from components.planner.products import layer_products
 from components.preflight.devices import (
     ROUNDS,
@@ -65,7 +65,7 @@ def main(words: Sequence[str]) -> int:
     found: Figures = {"machine": _machine(device), "hardware": hardware}
     if recipe:
         best = hardware["gemm_teraflops"]
-        found["products"] = list(_products(job_of(recipe), dtype, device, best))
+        found["products"] = list(_products(job_from_recipe(recipe), dtype, device, best))
     if "RANK" in os.environ:
         dist.init_process_group(BACKENDS[kind])
         found["hardware"] |= _links(device)

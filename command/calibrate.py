@@ -26,7 +26,7 @@ from components.data.files import check_regular, write_atomically
 from components.errors import RecipeError
 from components.planner import software
 from components.planner.calibration import CalibrationStep, fit_memory, fit_speed
-from components.planner.job import job_of
+from components.planner.job import job_from_recipe
 from components.run.ownership import check_links
 from components.run.records import TimedResults, read_record
 from components.terminal import console
@@ -140,7 +140,9 @@ def calibrate(arguments: Arguments) -> ActionResult:
     steps = tuple(step for path in read for step in read[path])
     cluster, hardware = _one_machine(steps)
     measured = [
-        CalibrationStep(job=job_of(one.recipe), seconds=one.seconds, peak_bytes=one.peak_bytes)
+        CalibrationStep(
+            job=job_from_recipe(one.recipe), seconds=one.seconds, peak_bytes=one.peak_bytes
+        )
         for one in steps
     ]
     shipped = software.read_software(software.OURS)

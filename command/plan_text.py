@@ -9,7 +9,6 @@ from datetime import datetime
 
 from rich.table import Table
 
-from components.planner.job import label
 from components.planner.result import PlannedMemory, PlanResult
 from components.planner.timeline import RankLine, Timeline
 from components.report import plan_tables
@@ -160,7 +159,7 @@ def _with_bars(memory: PlannedMemory) -> Grid:
 
 def _layout_table(picture: Picture) -> Table:
     """Show the devices of the first copy's nodes; of many nodes, the first and the last."""
-    devices = [str(number) for number in range(picture.layout.devices_per_node)]
+    devices = [str(number) for number in range(picture.groups.devices_per_node)]
     # No space to the left: twelve devices fit beside each other.
     table = Table(*(" node", *devices), box=None, padding=(0, 1, 0, 0))
     nodes = picture.nodes
@@ -169,7 +168,7 @@ def _layout_table(picture: Picture) -> Table:
         if node is None:
             table.add_row(" …")
         else:
-            labels = ((label(one, picture.layout, ""), one) for one in node.devices)
+            labels = ((picture.groups.label(one, ""), one) for one in node.devices)
             # The ranks of other copies are in parentheses.
             cells = (text if one.first_copy else f"({text})" for text, one in labels)
             table.add_row(f" {node.number}", *cells)

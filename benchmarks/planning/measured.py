@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from components.config.derived import FlopsPerToken
 from components.config.model_spec.attention import AttentionSpec
@@ -14,8 +15,9 @@ from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.config.model_spec.initialization import NormalSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import PositionsSpec
+from components.config.schema.sections import Parallelism
 from components.errors import RecipeError
-from components.planner.job import ParallelLayout, TrainingJob
+from components.planner.job import TrainingJob
 
 DEVICES_PER_NODE = 8
 DEVICE_GIB, PEAK_TERAFLOPS = 80, 989.0  # H100-80GB, NVIDIA's data sheet: no row can have more
@@ -142,35 +144,20 @@ def _job(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> Tra
     """
     shape = _shape(where, counts, cells)
     layers, head = cut_by_cost(shape, counts["pp"])
-    layout = ParallelLayout(
+    layout = dense_layout(
         data=counts["dp"],
-        data_shard=counts["dp"],
         tensor=counts["tp"],
         pipeline=counts["pp"],
-        expert=1,
-        context=1,
         zero=int(cells["zero_stage"]),
-        overlap=False,
-        bucket_elements=0,
-        expert_aware=True,
-        expert_dispatch="all_gather",
-        expert_overlap=1,
-        expert_bound=None,
-        recompute_every=1,
-        sequence_parallel=True,
-        schedule="1f1b",
-        splits_backward=False,
-        stages_per_rank=1,
-        layers=layers,
-        head_stage=head,
-        rank_order=("pipeline", "data", "expert", "context", "tensor"),
-        devices_per_node=DEVICES_PER_NODE,
+        microbatch_sequences=counts["micro_batch"],
     )
     return TrainingJob(
         shape=shape,
         layout=layout,
+        devices_per_node=DEVICES_PER_NODE,
+        layers_by_stage=layers,
+        head_stage=head,
         sequence_length=counts["sequence_length"],
-        microbatch_sequences=counts["micro_batch"],
         microbatches=counts["grad_accumulation"],
         compute="bfloat16",
         weight_bytes=2,
@@ -183,11 +170,47 @@ def _job(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> Tra
         reduce_bytes=4,
         gather_bytes=2,
         saved_bytes=14,
-        recompute="none",
         dropout=False,
         fused_attention=True,
         attention_passes=1,
     )
+
+
+def dense_layout(*, data: int, **values: Any) -> Parallelism:
+    """Return a layout without experts or context ranks that recomputes nothing.
+
+    ``values`` are those of the other keys; nanotron's and Megatron-LM's defaults fill the rest.
+    """
+    layout = Parallelism.model_validate({
+        "data": data,
+        "data_shard": data,
+        "tensor": 1,
+        "pipeline": 1,
+        "expert": 1,
+        "context": 1,
+        "engine": "mesh",
+        "offload_optimizer": False,
+        "overlap": False,
+        "bucket_elements": 1,
+        "expert_dispatch": "all_gather",
+        "expert_overlap": 1,
+        "expert_bound": None,
+        "expert_aware": True,
+        "expert_divisor": "ranks",
+        "sequence_parallel": True,
+        "microbatch_sequences": 1,
+        "recompute": "none",
+        "recompute_every": 1,
+        "compile": "none",
+        "gc_every_steps": "never",
+        "schedule": "1f1b",
+        "stages_per_rank": 1,
+        "stage_balance": "layers",
+        "rank_order": ("pipeline", "data", "expert", "context", "tensor"),
+        **values,
+    })
+    # These programs gather weights without a buffer of their own, which no recipe can say.
+    return layout.model_copy(update={"bucket_elements": 0})
 
 
 def _shape(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> DecoderSpec:

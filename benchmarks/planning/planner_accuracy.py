@@ -12,7 +12,6 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import StatisticsError, correlation, median
 
@@ -90,8 +89,7 @@ def pairs(rows: Iterable[MeasuredLayout]) -> list[tuple[MeasuredLayout, Measured
     """Pair rows that are the same but for the ZeRO stage, or in all."""
     alike: dict[object, list[MeasuredLayout]] = defaultdict(list)
     for row in rows:
-        layout = replace(row.job.layout, zero=0)
-        alike[replace(row.job, layout=layout)].append(row)
+        alike[row.job.with_layout(zero=0)].append(row)
     return [(group[0], other) for group in alike.values() for other in group[1:]]
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from benchmarks.entry import enter
 from benchmarks.kept import ROOT
+from benchmarks.planning.measured import dense_layout
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.model_spec.attention import AttentionSpec
@@ -24,7 +25,7 @@ from components.config.model_spec.positions import PositionsSpec
 from components.config.schema.cluster import Hardware
 from components.config.stages import stage_layers
 from components.config.validation import read_section
-from components.planner.job import ParallelLayout, TrainingJob
+from components.planner.job import TrainingJob
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
 from components.planner.software import OURS, read_software
@@ -183,9 +184,19 @@ def _job(
     )
     return TrainingJob(
         shape=shape,
-        layout=_layout(item, layers, fused=fused),
+        layout=dense_layout(
+            data=item["data"],
+            tensor=item["tensor"],
+            pipeline=item["pipeline"],
+            zero=1,
+            sequence_parallel=fused,
+            microbatch_sequences=item.get("microbatch_sequences", 1),
+            recompute="none" if fused else "full",
+        ),
+        devices_per_node=4 if fused else 8,
+        layers_by_stage=tuple(layers),
+        head_stage=len(layers) - 1,
         sequence_length=SEQUENCE_LENGTH,
-        microbatch_sequences=item.get("microbatch_sequences", 1),
         microbatches=item["microbatches"],
         compute=item["compute"],
         weight_bytes=2,
@@ -198,37 +209,9 @@ def _job(
         reduce_bytes=2,
         gather_bytes=2,
         saved_bytes=14,
-        recompute="none" if fused else "full",
         dropout=False,
         fused_attention=fused,
         attention_passes=1,
-    )
-
-
-def _layout(item: Mapping[str, Any], layers: list[int], *, fused: bool) -> ParallelLayout:
-    return ParallelLayout(
-        data=item["data"],
-        data_shard=item["data"],
-        tensor=item["tensor"],
-        pipeline=item["pipeline"],
-        expert=1,
-        context=1,
-        zero=1,
-        overlap=False,
-        bucket_elements=0,
-        expert_aware=True,
-        expert_dispatch="all_gather",
-        expert_overlap=1,
-        expert_bound=None,
-        recompute_every=1,
-        sequence_parallel=fused,
-        schedule="1f1b",
-        splits_backward=False,
-        stages_per_rank=1,
-        layers=tuple(layers),
-        head_stage=len(layers) - 1,
-        rank_order=("pipeline", "data", "expert", "context", "tensor"),
-        devices_per_node=4 if fused else 8,
     )
 
 

@@ -18,7 +18,7 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.planner.memory import plan_memory
-from components.planner.search import search_layouts, weighed
+from components.planner.search import penalise_tight, search_layouts
 from components.planner.time import plan_time
 
 LIMIT_SECONDS, NODES = 5.0, 1_024
@@ -69,7 +69,7 @@ def first_choice() -> dict[str, object]:
 
     def cost(row: MeasuredLayout) -> float:
         verdict = plan_memory(row.job, hardware, software.memory).verdict
-        return weighed(seconds(row), verdict)
+        return penalise_tight(seconds(row), verdict)
 
     def seconds(row: MeasuredLayout) -> float:
         verdict = plan_memory(row.job, hardware, software.memory).verdict

@@ -24,7 +24,6 @@ from command.composition.compose import compose_recipe
 from components.distributed.mesh import build_mesh
 from components.terminal import console
 from components.torch_internals.operators import FakeStore
-from components.train.trainer import degrees_of
 
 RESULT = RESULTS / "worlds.json"
 WORLDS = (1_024, 12_288)
@@ -41,9 +40,8 @@ def seconds_to_build(words: list[str], ranks: int) -> float:
     parallelism = compose_recipe(read_point([*words, data, *batch])).parallelism
     began = time.perf_counter()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    degrees, order = degrees_of(parallelism), parallelism.rank_order
-    mesh = build_mesh("cpu", degrees, order, expert_aware=parallelism.expert_aware)
-    assert mesh.degrees.ranks == ranks
+    mesh = build_mesh("cpu", parallelism)
+    assert mesh.layout.ranks == ranks
     return time.perf_counter() - began
 
 

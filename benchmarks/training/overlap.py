@@ -36,6 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, ROOT, circumstances
 from benchmarks.paired import paired_ratio
+from benchmarks.planning.measured import dense_layout
 from benchmarks.training.exchanges import scatter_once, sending, unsent
 from benchmarks.training.link import LOOPBACK, linked
 from benchmarks.training.two_ranks import RANKS, Seconds, be_rank, measure_ranks, take_turns
@@ -45,7 +46,7 @@ from components.build import build
 from components.distributed import collectives
 from components.distributed.data import DataParallel, shard_weights
 from components.distributed.devices import StateDtypes
-from components.distributed.mesh import Degrees, Mesh, build_mesh
+from components.distributed.mesh import Mesh, build_mesh
 from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
 from components.model.moe import expert_layers, take_rows
@@ -152,11 +153,7 @@ def sides_of(model: str, mesh: Mesh) -> dict[str, Step]:
 
 def find(models: Sequence[str], *, alone: bool) -> dict[str, Seconds]:
     """Let all sides of some models take turns, or of each the one that sends nothing."""
-    degrees = Degrees(
-        pipeline=1, data_replicate=1, data_shard=RANKS, expert=1, context=1, tensor=1
-    )
-    order = ("pipeline", "data", "expert", "context", "tensor")
-    mesh = build_mesh("cpu", degrees, order, expert_aware=True)
+    mesh = build_mesh("cpu", dense_layout(data=RANKS, zero=1))
     torch.manual_seed(dist.get_rank())
     found = {}
     for model in models:

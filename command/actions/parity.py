@@ -12,7 +12,6 @@ from rich.table import Table
 from command.arguments import Arguments
 from command.composition.compose import compose
 from command.outcome import ActionResult, Status, print_result
-from components.config.layout import AXES
 from components.config.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
@@ -179,7 +178,7 @@ def _cells(proof: ParityProof) -> list[str]:
 
 def _label(recipe: Recipe) -> str:
     section = recipe.parallelism
-    words = [f"{axis} {getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1]
+    words = [f"{axis} {degree}" for axis, degree in section.used_axes.items()]
     over = section.data_shard < section.data * section.expert
     parts = f" in {section.expert_overlap} parts" if section.expert_overlap > 1 else ""
     plain = "" if section.expert_aware else ", plain"

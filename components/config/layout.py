@@ -6,10 +6,10 @@ from typing import Any
 from components.config.batch_ramp import fits_schedule, nearest_multiples
 from components.config.part_nodes import read_decoder
 from components.config.rules.layout import sequence_divisor, tensor_fits
+from components.config.schema.sections import AXES as AXES
 from components.config.user_overrides import Tree, UserOverrides
 from components.errors import RecipeError
 
-AXES = ("data", "tensor", "pipeline", "expert", "context")  # the order in which twos are dealt
 OTHERS = AXES[1:]
 SMOKE_NODES = 2  # the fewest on which ranks talk across nodes
 
@@ -45,7 +45,7 @@ def deal_ranks(tree: Tree, microbatch_sequences: int, named: UserOverrides) -> N
     degrees = tree["parallelism"]
     devices = tree["cluster"]["devices_per_node"]
     left = _given_ranks(tree["cluster"]) or (1 if devices == "auto" else int(devices))
-    dealt = dict.fromkeys(AXES, 1)
+    dealt: dict[str, int] = dict.fromkeys(AXES, 1)
     for axis in AXES:
         if named.covers(f"parallelism.{axis}") and isinstance(degrees[axis], int):
             dealt[axis] = degrees[axis]
@@ -53,9 +53,9 @@ def deal_ranks(tree: Tree, microbatch_sequences: int, named: UserOverrides) -> N
     free = [axis for axis in AXES if not named.covers(f"parallelism.{axis}")]
     while left > 1:
         takers = [axis for axis in free if axis != "data" and _has_room(tree, dealt, axis)]
-        for axis in ["data", *takers] if "data" in free else takers:
+        for taker in ["data", *takers] if "data" in free else takers:
             if left % 2 == 0:
-                dealt[axis] *= 2
+                dealt[taker] *= 2
                 left //= 2
         if left % 2 or not takers:
             dealt["data"] *= left if "data" in free else 1

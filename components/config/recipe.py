@@ -12,6 +12,7 @@ from components.config.batch_ramp import BatchRamp
 from components.config.derived import DerivedNumbers, FlopsPerToken, ParameterCounts
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.part_nodes import read_decoder
+from components.config.rank_groups import RankGroups
 from components.config.schema import monitoring, sections, types
 from components.config.schema.children import Child
 from components.config.schema.data import DataSection
@@ -100,6 +101,10 @@ class Recipe(types.Section):
             increment_samples=ramp.increment_tokens // length,
             ramp_samples=ramp.over_tokens // length,
         )
+
+    @property
+    def rank_groups(self) -> RankGroups:
+        return RankGroups(self.parallelism, self.cluster.devices_per_node)
 
     @cached_property
     def clock(self) -> StepClock:

@@ -4,13 +4,13 @@ from copy import deepcopy
 from math import prod
 from typing import Any
 
-from components.config.layout import AXES, deal_ranks
+from components.config.layout import OTHERS, deal_ranks
 from components.config.phases import put_in
+from components.config.schema.sections import AXES
 from components.config.user_overrides import Tree, UserOverrides
 
 LONGEST = 4  # times the first length: what is longer is cut, or a laptop would take hours
-DEALT_AXES = tuple(axis for axis in AXES if axis != "data")
-DEALT = (*DEALT_AXES, "microbatch_sequences", "expert_bound")
+DEALT = (*OTHERS, "microbatch_sequences", "expert_bound")
 
 
 def shrink_phases(tree: Tree, named: UserOverrides, full: Tree) -> None:
@@ -67,7 +67,7 @@ def _added(tree: Tree, phase: Any, whole: Any) -> list[str]:
     """Give two ranks at most to each axis that a phase names, and treat it as named."""
     named, degrees, left = phase.get("parallelism", {}), whole["parallelism"], _ranks(tree)
     added = []
-    for axis in DEALT_AXES:
+    for axis in OTHERS:
         if axis in named and degrees[axis] != "auto" and left % 2 == 0:
             degrees[axis] = min(degrees[axis], 2)
             left //= degrees[axis]

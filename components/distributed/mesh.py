@@ -1,34 +1,16 @@
-"""One device mesh for all ranks: six axes, in the order of ranks that a recipe asks for."""
+"""One device mesh for all ranks: six axes, with ranks in the order that a recipe sets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from components.config.rank_groups import MESH_AXES, mesh_sizes
+from components.config.schema.sections import Parallelism
 from components.torch_internals.distributed import flattened
-
-# The data axis is two: replicas of the model, and the ranks that share one sharded copy of it.
-AXES = ("pipeline", "data_replicate", "data_shard", "expert", "context", "tensor")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Degrees:
-    """How many ranks each axis has; their product is the number of ranks."""
-
-    pipeline: int
-    data_replicate: int
-    data_shard: int
-    expert: int
-    context: int
-    tensor: int
-
-    @property
-    def ranks(self) -> int:
-        return prod(getattr(self, axis) for axis in AXES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,60 +31,53 @@ class Mesh:
     """The device mesh, and the ranks that share the ``dense`` weights and those of experts."""
 
     root: DeviceMesh
-    degrees: Degrees
+    layout: Parallelism
     dense: ParamGroupMesh
     experts: ParamGroupMesh
 
     def axis(self, name: str) -> DeviceMesh:
-        return self._axes[name]
+        return self.axes[name]
 
     @cached_property
-    def _axes(self) -> dict[str, DeviceMesh]:
-        # Torch takes a tenth of a millisecond to make one, and layers ask again.
-        return {name: self.root[name] for name in AXES}
+    def axes(self) -> dict[str, DeviceMesh]:
+        # Torch takes a tenth of a millisecond to make one, and layers need them repeatedly.
+        return {name: self.root[name] for name in MESH_AXES}
 
     def place(self, name: str) -> int:
         return self.root.get_local_rank(name)
 
     @property
     def data_ranks(self) -> int:
-        degrees = self.degrees
-        return degrees.data_replicate * degrees.data_shard * degrees.expert
+        return self.layout.replicas
 
     @property
     def data_rank(self) -> int:
-        degrees = self.degrees
-        shard = self.place("data_replicate") * degrees.data_shard + self.place("data_shard")
-        return shard * degrees.expert + self.place("expert")
+        shard = self.place("data_replicate") * self.axis("data_shard").size()
+        return (shard + self.place("data_shard")) * self.layout.expert + self.place("expert")
 
     @property
     def model_ranks(self) -> int:
         """Count the ranks that hold one stage's model, in copies or in shards."""
-        return self.degrees.ranks // self.degrees.pipeline
+        return self.layout.ranks // self.layout.pipeline
 
 
-def build_mesh(
-    device_type: str, degrees: Degrees, rank_order: Sequence[str], *, expert_aware: bool
-) -> Mesh:
-    """Arrange the ranks of the default group.
+def build_mesh(device_type: str, layout: Parallelism) -> Mesh:
+    """Arrange the ranks of the default group by the layout's ``rank_order``.
 
-    ``rank_order`` names ``pipeline, data, expert, context, tensor`` from the axis whose
-    neighbours lie farthest apart to the one whose neighbours are neighbouring ranks.
     With ``expert_aware`` the expert ranks, which all hold the dense weights, divide them as
     data ranks do (EPSO, https://arxiv.org/abs/2604.00785, section 3.2); without, each expert
-    rank repeats what the others keep of them. Context ranks always divide.
+    rank repeats the state of the others. Context ranks always divide.
     """
-    parts = {"data": AXES[1:3]}
-    order = [axis for name in rank_order for axis in parts.get(name, (name,))]
-    assert dist.get_world_size() == degrees.ranks, "the recipe's rules let only these through"
-    ranks = torch.arange(degrees.ranks).view([getattr(degrees, axis) for axis in order])
-    arranged = ranks.permute([order.index(axis) for axis in AXES])
-    root = DeviceMesh(device_type, arranged.contiguous(), mesh_dim_names=AXES)
+    sizes = mesh_sizes(layout)
+    assert dist.get_world_size() == layout.ranks, "the recipe's rules check this"
+    ranks = torch.arange(layout.ranks).view(list(sizes.values()))
+    arranged = ranks.permute([list(sizes).index(axis) for axis in MESH_AXES])
+    root = DeviceMesh(device_type, arranged.contiguous(), mesh_dim_names=MESH_AXES)
     shard, replicate = ["data_shard"], ["data_replicate"]
-    (shard if expert_aware else replicate).append("expert")
+    (shard if layout.expert_aware else replicate).append("expert")
     return Mesh(
         root=root,
-        degrees=degrees,
+        layout=layout,
         dense=_param_group_mesh(root, [*shard, "context"], replicate),
         experts=_param_group_mesh(root, ["data_shard", "context"], ["data_replicate"]),
     )
@@ -111,7 +86,7 @@ def build_mesh(
 def _param_group_mesh(
     root: DeviceMesh, shard: Sequence[str], replicate: Sequence[str]
 ) -> ParamGroupMesh:
-    both = [axis for axis in AXES if axis in {*shard, *replicate}]
+    both = [axis for axis in MESH_AXES if axis in {*shard, *replicate}]
     return ParamGroupMesh(
         grad_sync=_flat(root, both), shard=_flat(root, shard), replicate=_flat(root, replicate)
     )

@@ -55,7 +55,7 @@ def sum_tied_gradients(shards: Sequence[WeightShard], mesh: Mesh) -> None:
     Each end sends its rows to the other: both get the same sum, bit for bit.
     """
     group = mesh.axis("pipeline").get_group()
-    opposite = mesh.degrees.pipeline - 1 - mesh.place("pipeline")  # in a loop
+    opposite = mesh.layout.pipeline - 1 - mesh.place("pipeline")  # in a loop
     for shard in shards:
         if shard.tied:
             mine = shard.parameter.grad
@@ -147,7 +147,7 @@ class Pipeline:
         self._group = mesh.axis("pipeline").get_group()
         self._place = mesh.place("pipeline")
         self._placement = StagePlacement(
-            pipeline=mesh.degrees.pipeline,
+            pipeline=mesh.layout.pipeline,
             stages_per_rank=len(decoders),
             style=style_of(schedule),
         )

@@ -276,11 +276,11 @@ def axes_of_groups(mesh: Mesh) -> Mapping[str, tuple[str, int]]:
     found: dict[str, tuple[str, int]] = {}
     groups = (mesh.dense, mesh.experts)
     joined = [m for group in groups for m in (group.grad_sync, group.shard, group.replicate)]
-    degrees = vars(mesh.degrees)
-    for one in [*joined, *(mesh.axis(axis) for axis in degrees)]:
+    used = [axis for axis, ranks in mesh.axes.items() if ranks.size() > 1]
+    for one in [*joined, *mesh.axes.values()]:
         group = one.get_group()
         (name,) = one.mesh_dim_names or ("",)
-        parts = [axis for axis in degrees if axis in name and degrees[axis] > 1]
+        parts = [axis for axis in used if axis in name]
         axis = " x ".join(dict.fromkeys(_DATA_AXES.get(part, part) for part in parts))
         if group.group_name not in found and parts:
             found[str(group.group_name)] = axis, group.size()

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.planner import communication
 from components.planner.experts import repeats_experts
-from components.planner.job import BYTES, TrainingJob, job_of
+from components.planner.job import BYTES, TrainingJob, job_from_recipe
 from components.planner.memory import RankMemory, Verdict, fullest_of, verdict_of
 from components.planner.plan import Plan
 from components.planner.products import head_product, layer_products, mtp_product
 from components.planner.software import SoftwareSpeed
-from components.planner.time import again_fraction, averaged_bytes
+from components.planner.time import averaged_bytes, recompute_fraction
 from components.run.folder import RunFolder, create_run_folder
 from components.versions import TORCH, installed, release_of
 
@@ -38,6 +37,7 @@ _WORTH_NAMING = 0.05  # a difference below it is not named
 _SMALL = 0.01  # nor is one of a part that is less of the whole
 
 Found = dict[str, Any]
+RoleKind = tuple[tuple[int, ...], bool, bool]  # the first fields of `Role`
 
 
 class RoleError(Exception):
@@ -63,17 +63,13 @@ class Role:
 
 def roles_of(recipe: Recipe) -> tuple[Role, ...]:
     """List the roles in the order of the pipeline."""
-    layout = job_of(recipe).layout
-    pipeline = layout.pipeline
-    inner = layout.rank_order[layout.rank_order.index("pipeline") + 1 :]
-    stride = prod(getattr(layout, axis) for axis in inner)  # ranks from a stage to the next
-    found = defaultdict[tuple[tuple[int, ...], bool, bool], list[int]](list)
+    job, found = job_from_recipe(recipe), defaultdict[RoleKind, list[int]](list)
+    pipeline, stride = job.layout.pipeline, job.groups.stride("pipeline")
     for rank in range(pipeline):
-        stages = layout.stages_of(rank)
-        layers = tuple(layout.layers[stage] for stage in stages)
-        found[layers, rank == 0, layout.head_stage in stages].append(rank)
+        layers = tuple(job.layers_by_stage[stage] for stage in job.stages_of(rank))
+        found[layers, rank == 0, job.has_head(rank)].append(rank)
     each = recipe.cluster.ranks // pipeline
-    played = ((kind, fullest_of(layout, ranks), len(ranks)) for kind, ranks in found.items())
+    played = ((kind, fullest_of(job, ranks), len(ranks)) for kind, ranks in found.items())
     return tuple(
         Role(*kind, rank * stride, pipeline_rank=rank, stands_for=count * each)
         for kind, rank, count in played
@@ -138,9 +134,9 @@ def _play(folder: RunFolder, say: Callable[[str], None], role: Role) -> Found:
 
 def sent_bytes(job: TrainingJob, rank: int, speed: SoftwareSpeed) -> dict[str, float]:
     """Count what the plan has one pipeline rank send, by axis."""
-    layout, again = job.layout, again_fraction(job)
-    passed = layout.layers_of(rank) * job.microbatches
-    repeated = layout.recomputed_of(rank) * job.microbatches
+    layout, again = job.layout, recompute_fraction(job)
+    passed = job.layers_of(rank) * job.microbatches
+    repeated = job.recomputed_of(rank) * job.microbatches
     tensor = speed.tensor_collectives * communication.tensor_bytes(job)
     averaged = averaged_bytes(job, rank)
     sent = {
@@ -159,15 +155,15 @@ def _between_experts(job: TrainingJob, rank: int) -> float:
     if job.layout.expert == 1:
         return 0.0
     # The leading layers of a model have none.
-    _, layers, again = job.kinds_of(job.layout.stages_of(rank))[0]
+    _, layers, again = job.layer_kinds(job.stages_of(rank))[0]
     ways = layers * communication.EXPERT_COLLECTIVES + again * repeats_experts(job)
     return job.microbatches * ways * communication.expert_bytes(job)
 
 
 def _between_stages(job: TrainingJob, rank: int) -> float:
     """Count hidden states and their gradients, and a shared embedding's gradient by shards."""
-    layout, last, place = job.layout, len(job.layout.layers) - 1, job.layout.placement
-    here = set(layout.stages_of(rank))
+    layout, last, place = job.layout, len(job.layers_by_stage) - 1, job.placement
+    here = set(job.stages_of(rank))
     neighbours = (other for stage in here for other in (stage - 1, stage + 1))
     messages = sum(0 <= other <= last and other not in here for other in neighbours)
     hidden = job.microbatch_tokens * job.shape.dim * BYTES[job.compute]
@@ -189,13 +185,16 @@ def step_flops(job: TrainingJob, rank: int) -> float:
     attention = job.shape.attention
     width = attention.num_heads * (attention.head_dim + job.value_width) / layout.tensor
     core = 2.0 * width * job.sequence_length * job.microbatch_tokens * job.attention_passes
-    for kind, count, recomputed in job.kinds_of(layout.stages_of(rank)):
-        again, products = again_fraction(kind), sum(one.flops for one in layer_products(kind))
+    for kind, count, recomputed in job.layer_kinds(job.stages_of(rank)):
+        again, products = (
+            recompute_fraction(kind),
+            sum(one.flops for one in layer_products(kind)),
+        )
         layers += 3 * count * (products + core)
         layers += recomputed * (again[0] * products + again[1] * core)
-    ends = (1 + layout.mtp_depth) * head_product(job).flops
-    ends += layout.mtp_depth * mtp_product(job).flops
-    head = layout.head_stage in layout.stages_of(rank)
+    ends = (1 + job.mtp_depth) * head_product(job).flops
+    ends += job.mtp_depth * mtp_product(job).flops
+    head = job.has_head(rank)
     return job.microbatches * (layers + 3 * head * ends)
 
 

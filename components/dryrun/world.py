@@ -40,7 +40,7 @@ from components.train import module
 from components.train.batches import StepBatches
 from components.train.module import Pretraining
 from components.train.step_metrics import ReducedMetrics, reduce_step_metrics
-from components.train.trainer import MeshStrategy, degrees_of
+from components.train.trainer import MeshStrategy
 
 
 @contextmanager
@@ -93,11 +93,9 @@ class NoBatches(StepBatches):
 
 def trainer_of(recipe: Recipe) -> Trainer:
     """Make what a module asks for its mesh, that of the default group; nothing is fitted."""
-    degrees = recipe.parallelism
-    order, aware = degrees.rank_order, degrees.expert_aware
     warnings.filterwarnings("ignore", message="GPU available but not used")  # nothing is fitted
-    strategy = MeshStrategy(degrees)
-    strategy.mesh = build_mesh("cpu", degrees_of(degrees), order, expert_aware=aware)
+    strategy = MeshStrategy(recipe.parallelism)
+    strategy.mesh = build_mesh("cpu", recipe.parallelism)
     return Trainer(
         accelerator="cpu",
         strategy=strategy,

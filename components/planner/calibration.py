@@ -41,6 +41,13 @@ MEMORY = {"fragmentation": (1.0, 2.0), "base_bytes": (0.0, 4e9)}
 # constant that moves by as much as it is, or by a tenth of its range, costs as much as that.
 STEP_SPREAD, RANGE_PART = 0.1, 0.1
 Constants = dict[str, float]
+# The planner reads none of these keys: layouts that differ in them alone are one layout.
+UNREAD = {
+    "offload_optimizer": False,
+    "expert_divisor": "ranks",
+    "gc_every_steps": "never",
+    "stage_balance": "layers",
+}
 FEWEST = 2  # layouts for each constant, so that half of them still are one for each
 
 
@@ -107,7 +114,7 @@ def _medians(pairs: Iterable[tuple[TrainingJob, float]]) -> dict[TrainingJob, fl
     """Take the median of what was measured of one layout more than once."""
     figures: dict[TrainingJob, list[float]] = defaultdict(list)
     for job, figure in pairs:
-        figures[job].append(figure)
+        figures[job.with_layout(**UNREAD)].append(figure)
     return {job: median(values) for job, values in figures.items()}
 
 
@@ -179,5 +186,5 @@ def _lot(job: TrainingJob) -> bytes:
     one = job.layout
     degrees = one.data, one.tensor, one.pipeline, one.expert, one.context, one.zero
     sizes = job.shape.total_parameters, job.sequence_length, job.microbatches
-    text = repr((*degrees, *sizes, job.microbatch_sequences, one.layers))
+    text = repr((*degrees, *sizes, job.layout.microbatch_sequences, job.layers_by_stage))
     return hashlib.sha256(text.encode()).digest()

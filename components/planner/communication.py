@@ -9,44 +9,19 @@ The calls of a layer block: nothing of them is hidden behind computation but wha
 lets travel while other tokens are computed. Data ranks' are in `components.planner.time`.
 """
 
-from math import ceil, exp, log, prod
-from typing import NamedTuple
+from math import exp, log
 
+from components.config.rank_groups import RankGroup
 from components.config.schema.cluster import Hardware, Network, NetworkLink
+from components.config.schema.sections import Axis
 from components.errors import RecipeError
-from components.planner.job import BYTES, ParallelLayout, TrainingJob
+from components.planner.job import BYTES, TrainingJob
 from components.planner.software import SoftwareSpeed
 
 # Where a profile has the vendor's figure alone: what collectives of the H100 nodes reach of
 # theirs, 436 of 450 and 250 of 450 GB/s inside, 341 of 400 across two.
 ALL_REDUCE_FRACTION, ALL_GATHER_FRACTION, ACROSS_FRACTION = 0.97, 0.56, 0.85
 EXPERT_COLLECTIVES = 4  # tokens and results, forward and backward
-
-
-class RankGroup(NamedTuple):
-    """Ranks that talk: how many, on how many nodes, how many of them on each."""
-
-    size: int
-    nodes: int
-    on_node: int
-
-
-def group_of(layout: ParallelLayout, axis: str) -> RankGroup:
-    """Find where the ranks of one axis lie; ``dense`` is data, expert and context together."""
-    order = layout.rank_order
-    names = ("data", "expert", "context") if axis == "dense" else (axis,)
-    faster = order[max(order.index(name) for name in names) + 1 :]
-    size = prod(getattr(layout, name) for name in names)
-    stride = prod(getattr(layout, name) for name in faster)
-    return group(size, stride, layout.devices_per_node)
-
-
-def group(size: int, stride: int, devices_per_node: int) -> RankGroup:
-    """Place ``size`` ranks, ``stride`` apart, on nodes."""
-    if (size - 1) * stride < devices_per_node:
-        return RankGroup(size=size, nodes=1, on_node=size)
-    on_node = min(size, max(1, devices_per_node // stride))
-    return RankGroup(size=size, nodes=ceil(size / on_node), on_node=on_node)
 
 
 def gather_bandwidth(hardware: Hardware, where: RankGroup, devices_per_node: int) -> float:
@@ -151,13 +126,13 @@ def context_seconds(job: TrainingJob, hardware: Hardware) -> float:
 
 
 def _gather_seconds(
-    job: TrainingJob, hardware: Hardware, axis: str, sent: float, *, calls: int = 1
+    job: TrainingJob, hardware: Hardware, axis: Axis, sent: float, *, calls: int = 1
 ) -> float:
     """Send so much, in so many calls, to the other ranks of an axis, if there are any."""
     if getattr(job.layout, axis) == 1:
         return 0.0
-    where = group_of(job.layout, axis)
-    rate = gather_bandwidth(hardware, where, job.layout.devices_per_node)
+    where = job.groups.along(axis)
+    rate = gather_bandwidth(hardware, where, job.devices_per_node)
     return sent / rate + calls * latency(hardware, where)
 
 
@@ -171,7 +146,7 @@ def expert_bytes(job: TrainingJob) -> float:
     """Count what an expert rank sends when tokens go to experts, or results come back, once."""
     sent, ranks = 2.0 * job.microbatch_tokens * job.shape.dim, job.layout.expert
     if job.layout.expert_dispatch == "all_to_all":
-        sent *= (job.shape.mlp.top_k or 1) * job.layout.padding / ranks
+        sent *= (job.shape.mlp.top_k or 1) * job.expert_padding / ranks
     return sent * (ranks - 1)
 
 

@@ -35,7 +35,7 @@ class ExpertPasses(NamedTuple):
 
 def repeats_experts(job: TrainingJob) -> bool:
     """Whether a layer that is recomputed goes through its experts once more."""
-    return job.recompute == "full" or "mlp" in job.recompute
+    return job.layout.recompute == "full" or "mlp" in job.layout.recompute
 
 
 def held_experts(job: TrainingJob) -> float:
@@ -89,7 +89,7 @@ def copied_bytes(job: TrainingJob) -> ExpertPasses:
     layout, mlp = job.layout, job.shape.mlp
     tokens = job.microbatch_tokens
     if layout.expert > 1 and layout.expert_dispatch == "all_to_all":
-        tokens *= (mlp.top_k or 1) * layout.padding
+        tokens *= (mlp.top_k or 1) * job.expert_padding
     elif layout.expert > 1:
         tokens *= layout.expert
     moved = held_experts(job) * tokens * job.shape.dim

@@ -1,115 +1,26 @@
-"""What the planner needs to know of a run, and on which nodes its ranks lie.
+"""The training job: what the planner reads of a recipe, and the layers of each rank."""
 
-Ranks fill nodes in their order. A rank's coordinates are the digits of its number in the mixed
-base of the degrees, the first axis of ``rank_order`` being the slowest, as the device mesh
-deals them.
-"""
-
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
-from components.config.layout import AXES
 from components.config.model_spec.decoder import DecoderSpec
+from components.config.rank_groups import RankGroups
 from components.config.recipe import Recipe
 from components.config.rules.attention import attention_backends, attention_passes
 from components.config.rules.engine import FLOAT8
 from components.config.schema.sections import Parallelism, Precision
-from components.config.stages import StagePlacement, splits_backward, style_of
+from components.config.stages import StagePlacement, splits_backward
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-Recompute = Literal["none", "selective", "full"] | tuple[str, ...]
 ExpertPath = Literal["grouped", "sorted", "loop"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParallelLayout:
-    """Degrees, and what follows from them for one rank.
-
-    ``data`` counts replicas of the experts; dense parameters see data x expert replicas.
-    ``layers`` are the layers of each stage, ``head_stage`` is the one with the last product; it
-    has ``mtp_depth`` layers more, which predict further tokens in training.
-    With ``overlap`` data ranks' collectives, in buckets, go under passes.
-    """
-
-    data: int
-    data_shard: int
-    tensor: int
-    pipeline: int
-    expert: int
-    context: int
-    zero: int
-    overlap: bool
-    bucket_elements: int
-    expert_aware: bool
-    expert_dispatch: str
-    expert_overlap: int
-    expert_bound: float | None
-    sequence_parallel: bool
-    schedule: str
-    splits_backward: bool
-    stages_per_rank: int
-    recompute_every: int
-    layers: tuple[int, ...]
-    head_stage: int
-    rank_order: tuple[str, ...]
-    devices_per_node: int
-    mtp_depth: int = 0
-
-    @property
-    def ranks(self) -> int:
-        return self.data * self.tensor * self.pipeline * self.expert * self.context
-
-    @property
-    def padding(self) -> float:
-        """How many rows experts here get for each pair of token and expert at even load."""
-        return min(self.expert_bound or 1.0, float(self.expert))
-
-    @cached_property
-    def layer_ends(self) -> tuple[int, ...]:
-        """Layers before each stage, and all of them."""
-        return tuple(accumulate(self.layers, initial=0))
-
-    @cached_property
-    def placement(self) -> StagePlacement:
-        """Which pipeline rank has which stages."""
-        return StagePlacement(
-            pipeline=self.pipeline,
-            stages_per_rank=self.stages_per_rank,
-            style=style_of(self.schedule),
-        )
-
-    def stages_of(self, rank: int) -> tuple[int, ...]:
-        """List the stages of a pipeline rank."""
-        return self.placement.stages_of(rank)
-
-    def layers_of(self, rank: int) -> int:
-        """Count the layers of a pipeline rank."""
-        ranges = self.layers_between(self.stages_of(rank))
-        return sum(end - first for first, end in ranges)
-
-    def layers_between(self, stages: Iterable[int]) -> list[tuple[int, int]]:
-        """Give the first layer of each of these stages and the one after its last."""
-        ends = self.layer_ends
-        return [
-            (ends[one], ends[one + 1] + (self.mtp_depth if one == self.head_stage else 0))
-            for one in stages
-        ]
-
-    def recomputed_of(self, rank: int) -> int:
-        """Count the layers of a pipeline rank whose number ``recompute_every`` divides."""
-        ranges = self.layers_between(self.stages_of(rank))
-        return sum(self.recomputed_of_range(*one) for one in ranges)
-
-    def recomputed_of_range(self, first: int, end: int) -> int:
-        """Count the same of the layers from ``first`` to ``end``, which is not among them."""
-        return -(-end // self.recompute_every) - -(-first // self.recompute_every)
-
-
 class LayerKind(NamedTuple):
-    """So many layers that are alike, those of them that are recomputed, and a job of such."""
+    """Layers that are alike: a job with such layers only, their number, how many recompute."""
 
     job: "TrainingJob"
     layers: int
@@ -120,21 +31,31 @@ class LayerKind(NamedTuple):
 class TrainingJob:
     """One training step: the model, the layout, the batch and the precision.
 
-    Bytes are of one number: weights, the gradients of a microbatch that stay, the buffer that
-    adds them up beside (each 0 if there is none), the mean that an optimizer's shard gets (0 if
-    it reads the sums), the master copy and all moments of the optimizer. ``cast_bytes`` are
-    kept of each weight for each microbatch in flight. ``reduce_bytes`` are sent of each
-    gradient, ``gather_bytes`` of each weight; the gradient that a weight gets has as many.
-    A checkpoint has ``saved_bytes``. ``pads_values`` says that attention's kernel gets values
-    as wide as keys. ``even_load`` says that routing is forced to be uniform, ``muon`` that
-    hidden matrices have one moment. Layers with a window may have another kernel:
-    ``attention_passes`` is then the mean, and one that is not fused counts for all.
+    ``layers_by_stage`` are the layers of each pipeline stage. ``head_stage`` has the head and
+    ``mtp_depth`` more layers, which predict further tokens in training.
+    ``splits_backward``: the schedule computes weight gradients in passes of their own.
+
+    Bytes are per number: weights, the gradients of a microbatch that stay, the buffer in which
+    they add up (each 0 if there is none), the mean that an optimizer's shard gets (0 if it
+    reads the sums), the master copy and all moments of the optimizer. ``cast_bytes`` are kept
+    of each weight for each microbatch in flight. ``reduce_bytes`` are sent of each gradient,
+    ``gather_bytes`` of each weight; the gradient that a weight gets has as many. A checkpoint
+    has ``saved_bytes``.
+
+    ``pads_values``: the attention kernel gets values as wide as keys. ``even_load``: routing is
+    forced to be uniform. ``muon``: hidden matrices have one moment. Layers with a window may
+    have another kernel: ``attention_passes`` is then the mean, and one kernel that is not fused
+    counts for all.
     """
 
     shape: DecoderSpec
-    layout: ParallelLayout
+    layout: Parallelism
+    devices_per_node: int
+    layers_by_stage: tuple[int, ...]
+    head_stage: int
+    mtp_depth: int = 0
+    splits_backward: bool = False
     sequence_length: int
-    microbatch_sequences: int
     microbatches: int
     compute: str
     weight_bytes: int
@@ -147,81 +68,135 @@ class TrainingJob:
     reduce_bytes: int
     gather_bytes: int
     saved_bytes: int
-    recompute: Recompute
     dropout: bool
     fused_attention: bool
     attention_passes: float
     pads_values: bool = False
-    compiled: bool = False
     expert_path: ExpertPath = "grouped"
     even_load: bool = False
     muon: bool = False
 
     @property
     def tokens_per_step(self) -> int:
-        replicas = self.layout.data * self.layout.expert
-        sequences = self.microbatch_sequences * self.microbatches * replicas
+        sequences = self.layout.microbatch_sequences * self.microbatches * self.layout.replicas
         return sequences * self.sequence_length
 
     @property
     def microbatch_tokens(self) -> float:
         """Tokens of one microbatch on one context rank."""
-        return self.microbatch_sequences * self.sequence_length / self.layout.context
+        sequences = self.layout.microbatch_sequences
+        return sequences * self.sequence_length / self.layout.context
 
     @property
     def value_width(self) -> int:
-        """Width of a head's values as the kernel takes them."""
+        """Width of the values of a head in the attention kernel."""
         attention = self.shape.attention
         return attention.head_dim if self.pads_values else attention.values
 
-    @cached_property
-    def dense(self) -> "TrainingJob":
-        """The same with nothing but layers like the leading ones, which have no experts."""
-        replicas = self.layout.data * self.layout.expert
-        layout = replace(self.layout, data=replicas, expert=1)
-        return replace(self, shape=self.shape.dense, layout=layout)
+    @property
+    def expert_padding(self) -> float:
+        """Rows that local experts get for each pair of token and expert, at even load."""
+        return min(self.layout.expert_bound or 1.0, float(self.layout.expert))
 
-    def kinds_of(self, stages: Iterable[int]) -> tuple[LayerKind, ...]:
-        """Count the layers of these stages: the leading ones, if there are, and all others."""
-        leading, count = self.shape.leading_layers, self.layout.recomputed_of_range
-        parts = self.layout.layers_between(stages)
-        if not leading:
-            again = sum(count(*part) for part in parts)
-            return (LayerKind(self, sum(b - a for a, b in parts), again),)
-        others = [(max(first, leading), max(end, leading)) for first, end in parts]
-        firsts = [(min(first, leading), min(end, leading)) for first, end in parts]
-        kinds = ((self, others), (self.dense, firsts))
+    @property
+    def overlaps(self) -> bool:
+        """Whether collectives of data ranks, in buckets, run during passes."""
+        return self.layout.overlap and self.layout.engine == "mesh"
+
+    @property
+    def groups(self) -> RankGroups:
+        return RankGroups(self.layout, self.devices_per_node)
+
+    @cached_property
+    def placement(self) -> StagePlacement:
+        return StagePlacement.of(self.layout)
+
+    @cached_property
+    def dense(self) -> Self:
+        """The same job with only leading layers, which have no experts."""
+        job = self.with_layout(data=self.layout.replicas, expert=1)
+        return replace(job, shape=self.shape.dense)
+
+    def with_layout(self, **changes: object) -> Self:
+        """Return the job with other values of some keys of the layout, unchecked."""
+        return replace(self, layout=self.layout.model_copy(update=changes))
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """List the stages of a pipeline rank."""
+        return self.placement.stages_of(rank)
+
+    def has_head(self, rank: int) -> bool:
+        return self.head_stage in self.stages_of(rank)
+
+    @property
+    def equal_ranks(self) -> list[list[int]]:
+        """Group the pipeline ranks that compute and hold the same; the first one is alone."""
+        groups = defaultdict[tuple[int, int, bool, bool], list[int]](list)
+        for rank in range(self.layout.pipeline):
+            layers = self.layers_of(rank), self.recomputed_of(rank)
+            groups[*layers, rank == 0, self.has_head(rank)].append(rank)
+        return list(groups.values())
+
+    def layers_of(self, rank: int) -> int:
+        """Count the layers of a pipeline rank."""
+        return sum(map(len, self._layer_ranges(self.stages_of(rank))))
+
+    def recomputed_of(self, rank: int) -> int:
+        """Count the layers of a pipeline rank that are recomputed, if any layer is."""
+        return sum(map(self._recomputed, self._layer_ranges(self.stages_of(rank))))
+
+    def layer_kinds(self, stages: Iterable[int]) -> tuple[LayerKind, ...]:
+        """Count the layers of these stages: all but the leading ones, then these, if any."""
+        ranges, leading = self._layer_ranges(stages), self.shape.leading_layers
+        kinds = [
+            (self, [range(max(one.start, leading), max(one.stop, leading)) for one in ranges])
+        ]
+        if leading:
+            first = [range(min(one.start, leading), min(one.stop, leading)) for one in ranges]
+            kinds.append((self.dense, first))
         return tuple(
-            LayerKind(job, sum(b - a for a, b in ranges), sum(count(*one) for one in ranges))
-            for job, ranges in kinds
+            LayerKind(job, sum(map(len, parts)), sum(map(self._recomputed, parts)))
+            for job, parts in kinds
         )
 
+    @cached_property
+    def _stage_ends(self) -> tuple[int, ...]:
+        return tuple(accumulate(self.layers_by_stage, initial=0))
 
-def job_of(recipe: Recipe) -> TrainingJob:
-    """Read a settled recipe; what it publishes, assumes and is called stays unread."""
+    def _layer_ranges(self, stages: Iterable[int]) -> list[range]:
+        ends, head, depth = self._stage_ends, self.head_stage, self.mtp_depth
+        return [
+            range(ends[stage], ends[stage + 1] + (depth if stage == head else 0))
+            for stage in stages
+        ]
+
+    def _recomputed(self, layers: range) -> int:
+        """Count the layers whose number ``recompute_every`` divides."""
+        every = self.layout.recompute_every
+        return -(-layers.stop // every) - -(-layers.start // every)
+
+
+def job_from_recipe(recipe: Recipe) -> TrainingJob:
+    """Read a resolved recipe."""
     parallelism = recipe.parallelism
     layers = recipe.derived.layers_by_stage
-    devices = recipe.cluster.devices_per_node
     kernels = attention_backends(recipe).values()
     return TrainingJob(
         shape=recipe.shape,
-        layout=layout_of(
-            parallelism,
-            layers=layers,
-            devices_per_node=devices,
-            mtp_depth=recipe.shape.mtp_depth,
-        ),
+        layout=parallelism,
+        devices_per_node=recipe.cluster.devices_per_node,
+        layers_by_stage=layers,
+        head_stage=len(layers) - 1,
+        mtp_depth=recipe.shape.mtp_depth,
+        splits_backward=splits_backward(parallelism),
         sequence_length=recipe.budget.sequence_length,
-        microbatch_sequences=parallelism.microbatch_sequences,
         microbatches=recipe.derived.microbatches_per_step,
         compute=_computed(recipe.precision),
         **number_bytes(recipe.precision, parallelism, moments_of(recipe.optimizer)),
-        recompute=parallelism.recompute,
         dropout=bool(recipe.model.get("dropout")),
         fused_attention=all(order[:1] != ("math",) for order in kernels),
         attention_passes=attention_passes(recipe),
         pads_values=any(order[:1] != ("flex",) for order in kernels),
-        compiled=parallelism.compile != "none",
         expert_path=_expert_path(recipe),
         even_load=recipe.model["mlp"].get("routing") == "uniform",
         muon="newton_schulz_steps" in recipe.optimizer,
@@ -300,83 +275,3 @@ def _in_deepspeed(precision: Precision, moments: int) -> dict[str, Any]:
         "gather_bytes": held,
         "saved_bytes": (1 + moments) * exact,
     }
-
-
-def layout_of(
-    degrees: Parallelism, *, layers: tuple[int, ...], devices_per_node: int, mtp_depth: int
-) -> ParallelLayout:
-    """Read the degrees of a settled recipe, ``layers`` being those of each stage."""
-    as_in_the_recipe = ParallelLayout.__annotations__.keys() & Parallelism.model_fields
-    values = {name: getattr(degrees, name) for name in as_in_the_recipe}
-    values["overlap"] = degrees.overlap and degrees.engine == "mesh"
-    values["stages_per_rank"] = StagePlacement.of(degrees).stages_per_rank
-    values["splits_backward"] = splits_backward(degrees)
-    head_stage = len(layers) - 1
-    return ParallelLayout(
-        **values,
-        layers=layers,
-        head_stage=head_stage,
-        devices_per_node=devices_per_node,
-        mtp_depth=mtp_depth,
-    )
-
-
-class Device(NamedTuple):
-    """One rank; ``first_copy`` holds of those with the data coordinate 0."""
-
-    rank: int
-    coordinates: dict[str, int]
-
-    @property
-    def first_copy(self) -> bool:
-        return self.coordinates["data"] == 0
-
-
-class Node(NamedTuple):
-    """The devices of one node, by its number."""
-
-    number: int
-    devices: tuple[Device, ...]
-
-
-def coordinates(layout: ParallelLayout, rank: int) -> dict[str, Any]:
-    """Return the place of a rank on each axis."""
-    places = dict.fromkeys(AXES, 0)
-    for axis in reversed(layout.rank_order):
-        rank, places[axis] = divmod(rank, getattr(layout, axis))
-    return places
-
-
-def nodes_of_first_copy(layout: ParallelLayout) -> tuple[Node, ...]:
-    """List the nodes that hold ranks of the first copy; other copies may share them."""
-    per_node = layout.devices_per_node
-
-    def node(number: int) -> Node:
-        ranks = range(number * per_node, (number + 1) * per_node)
-        return Node(number, tuple(Device(rank, coordinates(layout, rank)) for rank in ranks))
-
-    return tuple(map(node, sorted({rank // per_node for rank in _first_copy(layout)})))
-
-
-def _first_copy(layout: ParallelLayout) -> list[int]:
-    """Go through one rank in as many as there are copies, instead of through all."""
-    ranks = [0]
-    stride = 1
-    for axis in reversed(layout.rank_order):
-        degree = getattr(layout, axis)
-        if axis != "data":
-            ranks = [rank + place * stride for place in range(degree) for rank in ranks]
-        stride *= degree
-    return ranks
-
-
-def label(device: Device, layout: ParallelLayout, between: str) -> str:
-    """Write the coordinates on the axes that the layout uses, by their first letters."""
-    used = [axis for axis in AXES if getattr(layout, axis) > 1]
-    return between.join(f"{axis[0]}{device.coordinates[axis]}" for axis in used) or "all"
-
-
-def meaning(layout: ParallelLayout) -> str:
-    """Describe what the letters mean and how many of each there are."""
-    used = [axis for axis in AXES if getattr(layout, axis) > 1]
-    return ", ".join(f"{axis[0]} {axis} of {getattr(layout, axis):,}" for axis in used)

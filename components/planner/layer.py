@@ -8,10 +8,11 @@ The same inventory is taken here by tensor, so that grouped heads, gates and exp
 from typing import NamedTuple
 
 from components.config.schema.cluster import Hardware
+from components.config.schema.sections import Recompute
 from components.config.stages import V_SCHEDULES
 from components.errors import RecipeError
 from components.planner.experts import load_factor
-from components.planner.job import Recompute, TrainingJob
+from components.planner.job import TrainingJob
 from components.planner.products import (
     Product,
     attention_products,
@@ -33,7 +34,7 @@ def layer_bytes_per_token(job: TrainingJob, recompute: Recompute | None = None) 
     "none" it is what a recomputed layer holds while it is gone through again.
     """
     layout, hidden = job.layout, 2.0 * job.shape.dim
-    again = job.recompute if recompute is None else recompute
+    again = job.layout.recompute if recompute is None else recompute
     if again == "full":
         return hidden / layout.tensor if layout.sequence_parallel else hidden
     if again == "selective":
@@ -57,7 +58,7 @@ def _kept_selectively(job: TrainingJob) -> float:
     in float32, and stores the product.
     """
     shape, layout, hidden = job.shape, job.layout, 2.0 * job.shape.dim
-    attention, copies = shape.attention, (shape.mlp.top_k or 1) * layout.padding
+    attention, copies = shape.attention, (shape.mlp.top_k or 1) * job.expert_padding
     # What comes in, and what attention adds; a norm after the MLP asks what that gave.
     whole = (2 if shape.norm_placement == "before" else 3) * hidden
     scores = 1 if job.fused_attention else job.sequence_length
@@ -137,7 +138,7 @@ def _mlp(job: TrainingJob) -> tuple[float, float]:
 def _routed(job: TrainingJob) -> float:
     """Bytes a token of the MLP alone; one that meets ``top_k`` experts is kept as often."""
     shape = job.shape
-    copies = (shape.mlp.top_k or 1) * job.layout.padding
+    copies = (shape.mlp.top_k or 1) * job.expert_padding
     routed = 2.0 * 2 * copies * shape.dim if shape.mlp.num_experts else 0.0
     return 2.0 * _inner_tensors(job) * copies * shape.mlp.ffn_dim + routed
 
@@ -168,8 +169,8 @@ def microbatches_kept(job: TrainingJob, rank: int) -> float:
     if layout.schedule in V_SCHEDULES:
         full = 2 * layout.pipeline
         return (full + 1 if layout.schedule == "dualpipev" else min(full, most + rank + 1)) / 2
-    interleaved, stages = 2 * (layout.pipeline - rank - 1) + 1, layout.stages_per_rank
-    zero_bubble = layout.pipeline - (0 if layout.splits_backward else rank)
+    interleaved, stages = 2 * (layout.pipeline - rank - 1) + 1, job.placement.stages_per_rank
+    zero_bubble = layout.pipeline - (0 if job.splits_backward else rank)
     chunks = (stages - 1) * round_microbatches(layout.pipeline, most)
     chunks += zero_bubble if layout.schedule == "zero_bubble" else interleaved
     return min(chunks, most * stages) / stages
@@ -282,7 +283,7 @@ def head_seconds(
 
     Each depth that predicts further tokens has both again, and its map of two vectors.
     """
-    depth, units = job.layout.mtp_depth, hardware.compute_units
+    depth, units = job.mtp_depth, hardware.compute_units
     rate = _reached_flops(job, hardware) * speed.product_fraction
     products = (*(1 + depth) * (head_product(job),), *depth * (mtp_product(job),))
     product = _product_seconds(products, rate, units)

@@ -4,14 +4,13 @@ The peak is the higher of two moments: the backward pass, with states, activatio
 and the optimizer's step, with states and its own temporary copies.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from components.config.schema.cluster import Hardware
 from components.planner import layer, states
-from components.planner.job import BYTES, ParallelLayout, TrainingJob
+from components.planner.job import BYTES, TrainingJob
 from components.planner.software import SoftwareMemory
 from components.planner.states import DeviceParameters, States, UpdateBytes
 
@@ -121,22 +120,17 @@ def rank_memory(job: TrainingJob, rank: int, software: SoftwareMemory) -> RankMe
     )
 
 
-def deciding_ranks(layout: ParallelLayout) -> tuple[int, ...]:
-    """Choose pipeline ranks among which the fullest is: of equal ones the fullest each."""
-    equal = defaultdict[tuple[int, int, bool, bool], list[int]](list)
-    for rank in range(layout.pipeline):
-        has_head = layout.head_stage in layout.stages_of(rank)
-        layers = layout.layers_of(rank), layout.recomputed_of(rank)
-        equal[*layers, rank == 0, has_head].append(rank)
-    return tuple(fullest_of(layout, ranks) for ranks in equal.values())
+def deciding_ranks(job: TrainingJob) -> tuple[int, ...]:
+    """Choose pipeline ranks that include the fullest one: of equal ranks the fullest."""
+    return tuple(fullest_of(job, ranks) for ranks in job.equal_ranks)
 
 
-def fullest_of(layout: ParallelLayout, ranks: Sequence[int]) -> int:
+def fullest_of(job: TrainingJob, ranks: Sequence[int]) -> int:
     """Choose of equal ranks the one with most microbatches in flight.
 
     It is the first, but in a V the last: see `components.planner.layer.microbatches_kept`.
     """
-    return ranks[-1 if layout.placement.style == "v" else 0]
+    return ranks[-1 if job.placement.style == "v" else 0]
 
 
 def pass_bytes(job: TrainingJob, rank: int, software: SoftwareMemory) -> float:
@@ -147,8 +141,8 @@ def pass_bytes(job: TrainingJob, rank: int, software: SoftwareMemory) -> float:
 def _passes(
     job: TrainingJob, rank: int, parameters: DeviceParameters, software: SoftwareMemory
 ) -> dict[str, float]:
-    layers, pipelined = job.layout.layers_of(rank), job.layout.pipeline > 1
-    has_head = job.layout.head_stage in job.layout.stages_of(rank)
+    layers, pipelined = job.layers_of(rank), job.layout.pipeline > 1
+    has_head = job.has_head(rank)
     casts = _casts(job, rank, parameters)
     activations = _activations(job, rank, software)
     tensors = software.gathered_tensors_in_pipelines if pipelined else software.gathered_tensors
@@ -172,12 +166,12 @@ def _casts(job: TrainingJob, rank: int, parameters: DeviceParameters) -> float:
     """
     attention = job.shape.attention.parameters(job.shape.dim) / job.shape.layer_parameters
     dropped = {"attention": attention, "mlp": 1 - attention}
-    parts = job.recompute if isinstance(job.recompute, tuple) else ()
+    parts = job.layout.recompute if isinstance(job.layout.recompute, tuple) else ()
     forgotten = sum(dropped.get(part, 0.0) for part in parts)
-    if job.recompute in {"selective", "full"}:
+    if job.layout.recompute in {"selective", "full"}:
         forgotten = 1.0
-    layers = job.layout.layers_of(rank)
-    kept = 1 - forgotten * job.layout.recomputed_of(rank) / max(layers, 1)
+    layers = job.layers_of(rank)
+    kept = 1 - forgotten * job.recomputed_of(rank) / max(layers, 1)
     total = parameters.dense - parameters.ends + parameters.expert
     return total * kept * job.cast_bytes * layer.microbatches_kept(job, rank)
 
@@ -198,25 +192,25 @@ def _gathered_layers(job: TrainingJob, parameters: DeviceParameters, layers: int
 def _activations(job: TrainingJob, rank: int, software: SoftwareMemory) -> float:
     layout, gathered = job.layout, 0.0
     # Torch's compiler never repeats a collective by itself.
-    if (software.keeps_gathered or job.compiled) and layout.sequence_parallel:
+    if (software.keeps_gathered or job.layout.compile != "none") and layout.sequence_parallel:
         # Of its blocks' gathered inputs what is beyond this rank's slice.
         gathered = 2 * 2.0 * job.shape.dim * (1 - 1 / layout.tensor)
     microbatches = layer.microbatches_kept(job, rank)
     kept = beside = 0.0
-    for kind, layers, recomputed in job.kinds_of(layout.stages_of(rank)):
-        again = recomputed if job.recompute != "none" else 0
+    for kind, layers, recomputed in job.layer_kinds(job.stages_of(rank)):
+        again = recomputed if job.layout.recompute != "none" else 0
         whole = layer.layer_bytes_per_token(kind, "none") + gathered
         a_layer = layer.layer_bytes_per_token(kind)
-        a_layer += gathered * (job.recompute in {"none", "selective"})
+        a_layer += gathered * (job.layout.recompute in {"none", "selective"})
         kept += ((layers - again) * whole + again * a_layer) * microbatches
         beside = max(beside, whole - a_layer if again else 0.0)
     kept += beside  # one layer at a time is gone through again
-    if rank + 1 < layout.pipeline or layout.stages_per_rank > 1:
+    if rank + 1 < layout.pipeline or job.placement.stages_per_rank > 1:
         hidden = 2.0 * job.shape.dim / (layout.tensor if layout.sequence_parallel else 1)
-        kept += software.stage_outputs * hidden * microbatches * layout.stages_per_rank
-    if layout.head_stage in layout.stages_of(rank):
+        kept += software.stage_outputs * hidden * microbatches * job.placement.stages_per_rank
+    if job.has_head(rank):
         # What goes into three norms, and both vectors in one.
-        vectors = layout.mtp_depth * 5 * 2.0 * job.shape.dim
+        vectors = job.mtp_depth * 5 * 2.0 * job.shape.dim
         kept += vectors * microbatches / (layout.tensor if layout.sequence_parallel else 1)
     return kept * job.microbatch_tokens
 
@@ -233,7 +227,7 @@ def _loss(job: TrainingJob, software: SoftwareMemory) -> float:
     logits = rows * (job.microbatch_tokens * software.logit_bytes + block_bytes)
     # A float32 sum; first beside the cast weight, then what it is rounded to for a narrow one.
     each = 4 + max(job.cast_bytes, job.gather_bytes % 4)
-    each += 4 * job.layout.mtp_depth  # until the backward pass has taken one after the other
+    each += 4 * job.mtp_depth  # until the backward pass has taken one after the other
     return logits + software.own_gradients * rows * job.shape.dim * each
 
 

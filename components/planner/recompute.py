@@ -5,15 +5,17 @@ fits the device, the one whose step is shortest is chosen, a tight one's weighed
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
+
+from pydantic import BaseModel
 
 from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
+from components.config.schema.sections import Recompute
 from components.errors import RecipeError
-from components.planner.job import Recompute, TrainingJob, job_of
+from components.planner.job import TrainingJob, job_from_recipe
 from components.planner.memory import Memory, plan_memory
-from components.planner.search import weighed
+from components.planner.search import penalise_tight
 from components.planner.software import SoftwareModel, software_of
 from components.planner.time import plan_time
 
@@ -29,8 +31,7 @@ class Choice(NamedTuple):
 
     def of(self, job: TrainingJob) -> TrainingJob:
         """Put it into a job."""
-        layout = replace(job.layout, recompute_every=self.every)
-        return replace(job, layout=layout, recompute=self.recompute)
+        return job.with_layout(recompute=self.recompute, recompute_every=self.every)
 
 
 NOTHING = Choice("none", 1)
@@ -60,7 +61,7 @@ def least_that_fits(recipe: Recipe) -> Choice:
         problem = f"auto, but nobody has measured the cluster {cluster.name!r}: what fits?"
         remedy = f"set {KEY}=none, selective or full, or plan for a machine with a profile"
         raise RecipeError(KEY, problem, remedy)
-    job, (software, _) = job_of(recipe), software_of(cluster)
+    job, (software, _) = job_from_recipe(recipe), software_of(cluster)
     planned = [
         (one, plan_memory(one.of(job), hardware, software.memory)) for one in choices(job)
     ]
@@ -88,27 +89,37 @@ def _cost(
 ) -> float | None:
     """Return seconds of a step, weighed with the risk, or None where a figure is missing."""
     try:
-        return weighed(plan_time(job, hardware, software.speed).total, memory.verdict)
+        return penalise_tight(plan_time(job, hardware, software.speed).total, memory.verdict)
     except RecipeError:
         return None
 
 
-class Price(NamedTuple):
-    """What recomputation adds to a step, if that is known, and takes from the fullest rank."""
+class PlannedRecomputation(BaseModel, frozen=True):
+    """What is recomputed, what it adds to a step, and takes from the fullest rank's peak.
 
+    ``extra_seconds`` is None where the profile lacks a figure that the time needs.
+    """
+
+    recompute: str | tuple[str, ...]
+    recompute_every: int
     extra_seconds: float | None
-    saved_bytes: float
+    saved_bytes: int
 
 
-def price_of(job: TrainingJob, hardware: Hardware, software: SoftwareModel) -> Price:
-    """Set a job beside the same one without recomputation."""
-    plain = NOTHING.of(job)
-    before, after = (plan_memory(one, hardware, software.memory).peak for one in (plain, job))
+def price_recompute(
+    job: TrainingJob, hardware: Hardware, software: SoftwareModel
+) -> PlannedRecomputation:
+    """Compare a job with the same one without recomputation."""
+    jobs = NOTHING.of(job), job
+    before, after = (plan_memory(one, hardware, software.memory).peak for one in jobs)
     try:
-        added = (
-            plan_time(job, hardware, software.speed).total
-            - plan_time(plain, hardware, software.speed).total
-        )
+        plain, again = (plan_time(one, hardware, software.speed).total for one in jobs)
+        added = again - plain
     except RecipeError:
-        return Price(None, before - after)
-    return Price(added, before - after)
+        added = None
+    return PlannedRecomputation(
+        recompute=job.layout.recompute,
+        recompute_every=job.layout.recompute_every,
+        extra_seconds=added,
+        saved_bytes=round(before - after),
+    )

@@ -1,4 +1,4 @@
-"""Run time: the course of a whole run, its batch sizes, and all that it stops for."""
+"""Run time: the steps of a whole run, its batch sizes, and everything it stops for."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,8 @@ from components.planner import interruptions
 from components.planner.interruptions import HOUR, CheckpointTime, FailureTime, JobChain
 from components.planner.job import TrainingJob
 from components.planner.queues import longest_queue, most_chained, with_nodes
-from components.planner.software import SoftwareModel, SoftwareRun, SoftwareSpeed
+from components.planner.software import SoftwareModel, SoftwareSpeed
+from components.planner.step_plan import StepPlan
 from components.planner.time import StepTime, evaluation_seconds, plan_time
 
 
@@ -75,15 +76,6 @@ def steps_seconds(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseStep:
-    """A phase of a run, the whole of it if it has none, and how long its full step takes."""
-
-    recipe: Recipe
-    job: TrainingJob
-    step: StepTime
-
-
-@dataclass(frozen=True, kw_only=True)
 class PhaseWork:
     """What one phase does; ``evaluation`` are the seconds of one of them."""
 
@@ -96,14 +88,35 @@ class PhaseWork:
 
 @dataclass(frozen=True, kw_only=True)
 class UninterruptedRun:
-    """A run that nothing interrupts; ``evaluation`` are the mean seconds of one of them."""
+    """A run without interruptions; a checkpoint has the same tensors in each phase."""
 
-    steps: int
-    useful: float
+    phases: tuple[PhaseWork, ...]
     saving: CheckpointTime
-    checkpoints: int
-    evaluation: float
-    evaluations: int
+
+    @property
+    def steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    @property
+    def useful(self) -> float:
+        """Seconds of all steps."""
+        return sum(phase.useful for phase in self.phases)
+
+    @property
+    def checkpoints(self) -> int:
+        return sum(phase.checkpoints for phase in self.phases)
+
+    @property
+    def evaluations(self) -> int:
+        return sum(phase.evaluations for phase in self.phases)
+
+    @property
+    def evaluation(self) -> float:
+        """Mean seconds of one evaluation."""
+        if not self.phases[1:]:
+            return self.phases[0].evaluation
+        seconds = sum(phase.evaluations * phase.evaluation for phase in self.phases)
+        return seconds / self.evaluations
 
     @property
     def seconds(self) -> float:
@@ -126,12 +139,12 @@ class UninterruptedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
-    """Work, what failures add and the chain of jobs that holds it all.
+class RunTimeline:
+    """Work, what failures add to it, and the chain of jobs that runs it all.
 
-    ``failures`` and the best interval, in seconds and in tokens, are null where the profile
-    does not say how often nodes fail; ``chain`` where its jobs get nowhere. Somebody hands
-    over the chain in so many ``submissions``.
+    ``failures`` and the best interval, in seconds and in tokens, are None where the profile
+    does not state how often nodes fail; ``chain`` where its jobs are too short to progress.
+    The chain is submitted in ``submissions`` commands.
     """
 
     work: UninterruptedRun
@@ -142,7 +155,6 @@ class Course:
     chain: JobChain | None
     submissions: int | None
     missing: tuple[RecipeError, ...]
-    phases: tuple[PhaseWork, ...]
 
     @property
     def total(self) -> float:
@@ -150,17 +162,21 @@ class Course:
         return self.work.seconds + lost + (self.chain.seconds if self.chain else 0.0)
 
 
-def plan_course(
-    phases: Sequence[PhaseStep], hardware: Hardware, software: SoftwareModel
-) -> Course:
-    """Predict the course of the whole token budget from the time of a full step a phase."""
+def plan_run_time(
+    phases: Sequence[StepPlan], hardware: Hardware, software: SoftwareModel
+) -> RunTimeline:
+    """Predict the whole token budget from the time of a full step of each phase."""
     assert software.run is not None, "our own program's figures have them"
     first, run = phases[0], software.run
-    recipe, job, step, cluster = first.recipe, first.job, first.step, first.recipe.cluster
-    speed = software.speed
-    parts = [_phase_work(one, hardware, speed, place) for place, one in enumerate(phases)]
-    work = _work(recipe, job, parts, run)
-    saving = work.saving
+    recipe, job, cluster = first.recipe, first.job, first.recipe.cluster
+    assert first.time is not None, "a step without a time has no run time"
+    parts = [
+        _phase_work(phase, hardware, software.speed, first=place == recipe.first_step == 0)
+        for place, phase in enumerate(phases)
+    ]
+    asynchronous = recipe.checkpoint.asynchronous
+    saving = interruptions.checkpoint_time(job, cluster, run, asynchronous=asynchronous)
+    work = UninterruptedRun(phases=tuple(parts), saving=saving)
     start_up = run.start_up_seconds + run.start_up_rank_seconds * cluster.ranks
     missing = interruptions.missing_rates(cluster)
     failures = best = best_tokens = None
@@ -172,7 +188,7 @@ def plan_course(
         # More often than one is written the next would only wait.
         quickest = interruptions.best_interval(stall=saving.stall, between=between)
         best = max(quickest, saving.whole)
-        best_tokens = round(best * job.tokens_per_step / step.total)
+        best_tokens = round(best * job.tokens_per_step / first.time.total)
         failures = interruptions.expected_failures(
             work=work.seconds,
             interval=work.interval,
@@ -194,7 +210,7 @@ def plan_course(
     )
     if chain is None:
         missing.append(_too_short_jobs(start_up + saving.read + saving.whole))
-    return Course(
+    return RunTimeline(
         work=work,
         start_up=start_up,
         failures=failures,
@@ -203,18 +219,18 @@ def plan_course(
         chain=chain,
         submissions=_submissions(chain, most_chained(cluster, queue)),
         missing=tuple(missing),
-        phases=tuple(parts),
     )
 
 
 def _phase_work(
-    phase: PhaseStep, hardware: Hardware, speed: SoftwareSpeed, place: int
+    phase: StepPlan, hardware: Hardware, speed: SoftwareSpeed, *, first: bool
 ) -> PhaseWork:
     recipe, job = phase.recipe, phase.job
+    assert phase.time is not None
     parts, cadence = tuple(stretches(recipe)), recipe.evaluation
     return PhaseWork(
         steps=sum(part.steps for part in parts),
-        useful=steps_seconds(parts, job, phase.step, hardware, speed),
+        useful=steps_seconds(parts, job, phase.time, hardware, speed),
         checkpoints=crossings(parts, recipe.checkpoint.every_tokens),
         evaluation=evaluation_seconds(
             job,
@@ -223,25 +239,8 @@ def _phase_work(
             sources=len(recipe.data.names),
             windows_per_source=cadence.max_windows_per_source,
         ),
-        # One before the first step of all.
-        evaluations=(place == recipe.first_step == 0) + crossings(parts, cadence.every_tokens),
-    )
-
-
-def _work(
-    recipe: Recipe, job: TrainingJob, parts: Sequence[PhaseWork], run: SoftwareRun
-) -> UninterruptedRun:
-    """Add up the phases; a checkpoint has the same tensors in each of them."""
-    evaluations = sum(part.evaluations for part in parts)
-    seconds = sum(part.evaluations * part.evaluation for part in parts)
-    asynchronous, cluster = recipe.checkpoint.asynchronous, recipe.cluster
-    return UninterruptedRun(
-        steps=sum(part.steps for part in parts),
-        useful=sum(part.useful for part in parts),
-        saving=interruptions.checkpoint_time(job, cluster, run, asynchronous=asynchronous),
-        checkpoints=sum(part.checkpoints for part in parts),
-        evaluation=seconds / evaluations if parts[1:] else parts[0].evaluation,
-        evaluations=evaluations,
+        # One more before the first step of a run.
+        evaluations=first + crossings(parts, cadence.every_tokens),
     )
 
 

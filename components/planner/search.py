@@ -16,10 +16,15 @@ from typing import Any, NamedTuple, TypeVar
 from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
 from components.config.schema.sections import Parallelism
-from components.config.stages import StagePlacement, stage_layers
+from components.config.stages import StagePlacement, splits_backward, stage_layers
 from components.errors import RecipeError
 from components.planner import memory, states
-from components.planner.job import TrainingJob, job_of, layout_of, moments_of, number_bytes
+from components.planner.job import (
+    TrainingJob,
+    job_from_recipe,
+    moments_of,
+    number_bytes,
+)
 from components.planner.layouts import SEARCHED, LayoutFamily, Layouts
 from components.planner.memory import Moments, Verdict
 from components.planner.software import software_of
@@ -35,17 +40,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """One layout with its fullest rank, its step, and what it is ranked by."""
+    """One layout with its fullest rank, its step, and the cost that ranks it."""
 
-    degrees: Parallelism
+    job: TrainingJob
     peak: float
     verdict: Verdict
     time: StepTime
 
     @property
+    def degrees(self) -> Parallelism:
+        return self.job.layout
+
+    @property
     def cost(self) -> float:
-        """Seconds of a step, a tight layout's weighed with its risk."""
-        return weighed(self.time.total, self.verdict)
+        """Seconds of a step, with a penalty for a tight layout."""
+        return penalise_tight(self.time.total, self.verdict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +78,12 @@ class _Fitting(NamedTuple):
     bound: float
     job: TrainingJob
     busy: tuple[float, ...]
-    degrees: Parallelism
     peak: float
     verdict: Verdict
 
 
-def weighed(seconds: float, verdict: Verdict) -> float:
-    """Weigh a step with the risk that its layout does not fit after all."""
+def penalise_tight(seconds: float, verdict: Verdict) -> float:
+    """Add the risk that a tight layout runs out of memory to the seconds of a step."""
     return seconds * (TIGHT_RISK if verdict == "tight" else 1.0)
 
 
@@ -131,73 +139,73 @@ class Prices:
         self._kept, self._precision = template.parallelism, template.precision
         self._moments = moments_of(template.optimizer)
         # A copy: the template must not remember what follows from its own degrees.
-        self._base = job_of(template.model_copy())
+        self._base = job_from_recipe(template.model_copy())
         self._samples = template.ramp.full_samples
-        self._devices = template.cluster.devices_per_node
         self._known: dict[object, Any] = {}
         self.usable = memory.usable_bytes(self._hardware)
         self.nearest: tuple[Parallelism, float] | None = None
 
     def fitting(self, family: LayoutFamily) -> Iterator[_Fitting]:
-        """Yield the layouts that fit; larger microbatches than one that does not are left."""
-        base = self.job(family.degrees, 1)
-        ranks, held = self._states(base)
-        least = max(state.total for state, _ in held) + self._software.memory.base_bytes
+        """Yield the layouts that fit; stop at the first microbatch size that does not."""
+        base = self.job(family.degrees, family.sizes[0])
+        ranks, states_held = self._states(base)
+        least = max(state.total for state, _ in states_held) + self._software.memory.base_bytes
         if least > self.usable:
-            self._remember(family.degrees, family.sizes[0], least)
+            self._remember(base, least)
             return
         for size in family.sizes:
             job = self._with_size(base, size)
             passes = self._pass_bytes(job, ranks)
-            peak = max(map(partial(self._peak, job), held, passes))
+            peak = max(map(partial(self._peak, job), states_held, passes))
             if peak > self.usable:
-                self._remember(family.degrees, size, peak)
+                self._remember(job, peak)
                 return
             verdict = memory.verdict_of(peak, self.usable)
             busy = self._busy_seconds(job)
-            bound = weighed(sum(passes_seconds(job, busy)), verdict)
-            yield _Fitting(bound, job, busy, family.degrees, peak, verdict)
+            bound = penalise_tight(sum(passes_seconds(job, busy)), verdict)
+            yield _Fitting(bound, job, busy, peak, verdict)
 
     def best(
-        self, found: list[_Fitting], holds: Callable[[Parallelism], bool]
+        self, found: list[_Fitting], is_legal: Callable[[Parallelism], bool]
     ) -> list[LayoutChoice]:
-        """Add what the bound leaves out, until no other that ``holds`` can be among them."""
+        """Time the rest of the step, until no other legal layout can be among the best."""
         best: list[LayoutChoice] = []
-        for one in sorted(found, key=attrgetter("bound")):
-            if len(best) >= BEST and one.bound > best[-1].cost:
+        for candidate in sorted(found, key=attrgetter("bound")):
+            if len(best) >= BEST and candidate.bound > best[-1].cost:
                 break
-            size = {"microbatch_sequences": one.job.microbatch_sequences}
-            degrees = one.degrees.model_copy(update=size)
-            if not holds(degrees):
-                continue
-            time = plan_time(one.job, self._hardware, self._software.speed, one.busy)
-            best = self._keep([*best, LayoutChoice(degrees, one.peak, one.verdict, time)])
+            _, job, busy, peak, verdict = candidate
+            if is_legal(job.layout):
+                time = plan_time(job, self._hardware, self._software.speed, busy)
+                best = self._keep([*best, LayoutChoice(job, peak, verdict, time)])
         return best
 
-    def _remember(self, degrees: Parallelism, size: int, peak: float) -> None:
+    def _remember(self, job: TrainingJob, peak: float) -> None:
         if self.nearest is None or peak < self.nearest[1]:
-            chosen = degrees.model_copy(update={"microbatch_sequences": size})
-            self.nearest = chosen, peak
+            self.nearest = job.layout, peak
 
     def job(self, degrees: Parallelism, size: int) -> TrainingJob:
         """Put a layout into the job of the recipe."""
         stages = StagePlacement.of(degrees).count
         cut = self._base.shape.num_layers, stages, degrees.stage_balance
-        layers = self._once(cut, lambda: tuple(map(len, stage_layers(*cut))))
-        depth = self._base.shape.mtp_depth
-        layout = layout_of(
-            degrees, layers=layers, devices_per_node=self._devices, mtp_depth=depth
-        )
         numbers = self._once(
             ("numbers", degrees.zero),
             lambda: number_bytes(self._precision, degrees, self._moments),
         )
-        job = replace(self._base, layout=layout, recompute=degrees.recompute, **numbers)
+        job = replace(
+            self._base,
+            layout=degrees,
+            layers_by_stage=self._once(cut, lambda: tuple(map(len, stage_layers(*cut)))),
+            head_stage=stages - 1,
+            splits_backward=splits_backward(degrees),
+            **numbers,
+        )
         return self._with_size(job, size)
 
     def _with_size(self, job: TrainingJob, size: int) -> TrainingJob:
-        count = self._samples // (job.layout.data * job.layout.expert * size)
-        return replace(job, microbatch_sequences=size, microbatches=count)
+        layout = job.layout.model_copy(update={"microbatch_sequences": size})
+        return replace(
+            job, layout=layout, microbatches=self._samples // (layout.replicas * size)
+        )
 
     def _once(self, key: object, compute: Callable[[], T]) -> T:
         if key not in self._known:
@@ -208,9 +216,9 @@ class Prices:
     def _states(self, job: TrainingJob) -> tuple[tuple[int, ...], list[tuple[States, float]]]:
         """Return the deciding ranks, and of each its state and what its update has."""
         layout, software = job.layout, self._software.memory
-        cut = layout.tensor, layout.expert, layout.pipeline, layout.layers
-        others = layout.recompute_every, layout.placement.style
-        ranks = self._once(("ranks", cut, others), lambda: memory.deciding_ranks(layout))
+        cut = layout.tensor, layout.expert, layout.pipeline, job.layers_by_stage
+        others = layout.recompute_every, job.placement.style
+        ranks = self._once(("ranks", cut, others), lambda: memory.deciding_ranks(job))
 
         def held() -> list[tuple[States, float]]:
             parts = [states.rank_parameters(job, rank) for rank in ranks]
@@ -261,6 +269,6 @@ def _shared_key(job: TrainingJob) -> tuple[object, ...]:
     layout = job.layout
     return (
         *(layout.tensor, layout.pipeline, layout.expert, layout.context),
-        *(layout.sequence_parallel, layout.stages_per_rank, layout.placement.style),
-        *(job.microbatch_sequences, job.recompute, layout.recompute_every),
+        *(layout.sequence_parallel, job.placement.stages_per_rank, job.placement.style),
+        *(job.layout.microbatch_sequences, job.layout.recompute, layout.recompute_every),
     )

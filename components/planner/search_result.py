@@ -3,11 +3,9 @@
 from pydantic import BaseModel
 
 from components.config.check import check_recipe
-from components.config.layout import AXES
+from components.config.rank_groups import RankGroups
 from components.config.recipe import Recipe
 from components.config.schema.sections import Parallelism
-from components.planner.communication import group_of
-from components.planner.job import ParallelLayout
 from components.planner.memory import Verdict
 from components.planner.plan import Plan, plan_recipe
 from components.planner.search import LayoutSearch
@@ -77,9 +75,9 @@ def _found(recipe: Recipe, plan: Plan) -> FoundLayout:
         text=describe(recipe.parallelism),
         nodes=recipe.cluster.nodes,
         microbatches=plan.job.microbatches,
-        peak_bytes=round(plan.memory.peak),
-        verdict=plan.memory.verdict,
-        step_seconds=plan.time.total if plan.time else None,
+        peak_bytes=plan.peak_bytes,
+        verdict=plan.verdict,
+        step_seconds=plan.step_seconds,
         parts=plan.time.parts() if plan.time else None,
         days=plan.bill.days if plan.bill else None,
     )
@@ -87,7 +85,7 @@ def _found(recipe: Recipe, plan: Plan) -> FoundLayout:
 
 def describe(degrees: Parallelism) -> str:
     """Write a layout in a line: the axes that it uses, then the settings that it has."""
-    used = [f"{axis} {getattr(degrees, axis)}" for axis in AXES if getattr(degrees, axis) > 1]
+    used = [f"{axis} {degree}" for axis, degree in degrees.used_axes.items()]
     again, stages = degrees.recompute, degrees.stages_per_rank
     text = f"{' x '.join(used) or 'one rank'}, ZeRO {degrees.zero}"
     text += f", microbatches of {degrees.microbatch_sequences}"
@@ -106,7 +104,7 @@ def recomputed(degrees: Parallelism) -> str:
 
 
 def _reasons(best: Plan, published: Plan) -> list[str]:
-    places = _places(best.job.layout)
+    places = _places(best.job.groups)
     if best.job == published.job:
         return ["the published layout is the best one found", places]
     memory = _memory_reason(best, published)
@@ -137,7 +135,7 @@ def _reasons_alone(best: Plan, refusal: str) -> list[str]:
         least = WORTH_NAMING * best.time.total
         worth = (f"{name} {seconds:.3g} s" for name, seconds in parts if seconds >= least)
         said.append(f"what a step goes to: {', '.join(worth)}")
-    return [*said, _places(best.job.layout)]
+    return [*said, _places(best.job.groups)]
 
 
 def step_parts(plan: Plan) -> dict[str, float]:
@@ -172,11 +170,10 @@ def _memory_reason(best: Plan, published: Plan) -> str:
     return f"{text}; {part.removesuffix('_bytes')} takes {abs(gaps[part]) / GIB:.1f} GiB {sign}"
 
 
-def _places(layout: ParallelLayout) -> str:
-    used = [axis for axis in AXES if getattr(layout, axis) > 1]
-    nodes = {axis: group_of(layout, axis).nodes for axis in used}
-    inside = [axis for axis in used if nodes[axis] == 1]
-    across = [f"{axis} over {nodes[axis]:,} nodes" for axis in used if nodes[axis] > 1]
-    said = [f"inside a node: {', '.join(inside)}"] if inside else []
-    said += [f"across: {', '.join(across)}"] if across else []
-    return "; ".join(said) or "one rank"
+def _places(groups: RankGroups) -> str:
+    nodes = {axis: groups.along(axis).nodes for axis in groups.layout.used_axes}
+    inside = [axis for axis, count in nodes.items() if count == 1]
+    across = [f"{axis} over {count:,} nodes" for axis, count in nodes.items() if count > 1]
+    parts = [f"inside a node: {', '.join(inside)}"] if inside else []
+    parts += [f"across: {', '.join(across)}"] if across else []
+    return "; ".join(parts) or "one rank"

@@ -8,7 +8,8 @@ Ultra-Scale Playbook (Tazi et al. 2025, "ZeRO") adds 4 bytes where gradients add
 from operator import add
 from typing import NamedTuple
 
-from components.planner.job import ParallelLayout, TrainingJob
+from components.config.schema.sections import Parallelism
+from components.planner.job import TrainingJob
 from components.planner.software import SoftwareMemory
 
 # Buckets under way, `components.distributed.grad_buckets` and `weight_gather`.
@@ -38,15 +39,15 @@ def held(job: TrainingJob, stage: int) -> DeviceParameters:
     """
     ends = _ends(job, stage)
     dense = expert = matrices = largest = 0.0
-    for kind, layers, _ in job.kinds_of((stage,)):
+    for kind, layers, _ in job.layer_kinds((stage,)):
         one = _of_layer(kind)
         dense, expert = dense + layers * one.dense, expert + layers * one.expert
         matrices += layers * one.matrices
         largest = max(largest, one.largest if layers else 0.0)
     largest = max(end_matrix(job) if ends else 0.0, largest)
-    if stage == job.layout.head_stage:
-        dense += job.layout.mtp_depth * job.shape.mtp_whole_parameters
-        matrices += job.layout.mtp_depth * 2 * job.shape.dim**2
+    if stage == job.head_stage:
+        dense += job.mtp_depth * job.shape.mtp_whole_parameters
+        matrices += job.mtp_depth * 2 * job.shape.dim**2
     return DeviceParameters(dense + ends, expert, ends, largest, matrices)
 
 
@@ -67,16 +68,16 @@ def _of_layer(job: TrainingJob) -> DeviceParameters:
 
 def rank_parameters(job: TrainingJob, rank: int) -> DeviceParameters:
     """Add up the parameters of all stages of one pipeline rank."""
-    counts = (held(job, stage) for stage in job.layout.stages_of(rank))
+    counts = (held(job, stage) for stage in job.stages_of(rank))
     dense, expert, ends, largest, matrices = zip(*counts, strict=True)
     return DeviceParameters(sum(dense), sum(expert), sum(ends), max(largest), sum(matrices))
 
 
 def _ends(job: TrainingJob, stage: int) -> float:
     """Count the embedding on the first stage, and what the head's own stage has of both."""
-    shape, head = job.shape, job.layout.head_stage
+    shape, head = job.shape, job.head_stage
     count = end_matrix(job) + shape.position_parameters if stage == 0 else 0.0
-    rank_of = job.layout.placement.rank_of
+    rank_of = job.placement.rank_of
     if stage == head:
         both = shape.mtp is not None and not shape.tied_embeddings
         again = rank_of(head) == rank_of(0) and shape.shares_ends
@@ -122,7 +123,7 @@ def states(job: TrainingJob, parameters: DeviceParameters) -> States:
     return both._replace(optimizer=both.optimizer - spared)
 
 
-def sharing_ranks(layout: ParallelLayout) -> tuple[int, int]:
+def sharing_ranks(layout: Parallelism) -> tuple[int, int]:
     """Count the ranks that share the state of dense parameters, and of experts.
 
     Dense parameters are shared by the whole shard, experts by the replicas of each; where the
@@ -172,7 +173,7 @@ def update_bytes(
     if not job.shard_gradient_bytes:
         return updating
     arriving = bucket_bytes(job, parameters)
-    if layout.zero == 1 and layout.overlap:
+    if layout.zero == 1 and job.overlaps:
         ranks = sharing_ranks(layout)
         kept = zip((parameters.dense, parameters.expert), ranks, strict=True)
         arriving = job.reduce_bytes * sum(count / size for count, size in kept if size > 1)
@@ -212,7 +213,7 @@ def step_bytes(
     total = parameters.dense + parameters.expert
     added = total * (software.step_bytes + software.shared_step_bytes / job.layout.data_shard)
     if max(sharing_ranks(job.layout)) > 1 and job.layout.zero < 3:
-        buckets = job.layout.bucket_elements * (WEIGHTS_AHEAD if job.layout.overlap else 1)
+        buckets = job.layout.bucket_elements * (WEIGHTS_AHEAD if job.overlaps else 1)
         if buckets:
             added += min(max(buckets, parameters.largest), total) * job.gather_bytes
     return added

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 
+from components.config.rank_groups import GroupAxis
 from components.config.schema.cluster import Hardware
 from components.planner import communication
 from components.planner.experts import repeats_experts, started_seconds, waits
@@ -70,8 +71,8 @@ def passes_seconds(job: TrainingJob, busy: Sequence[float]) -> tuple[float, floa
         schedule=layout.schedule,
         pipeline=layout.pipeline,
         microbatches=job.microbatches,
-        stages=layout.stages_per_rank,
-        splits_backward=layout.splits_backward,
+        stages=job.placement.stages_per_rank,
+        splits_backward=job.splits_backward,
     )
     # Filling and draining go through all ranks, the quicker ones too.
     others = (sum(busy) - slowest) / max(layout.pipeline - 1, 1)
@@ -80,17 +81,12 @@ def passes_seconds(job: TrainingJob, busy: Sequence[float]) -> tuple[float, floa
 
 def busy_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
     """List the seconds of one microbatch on each pipeline rank; most ranks are alike."""
-    layout = job.layout
-    kinds = [
-        (
-            *(layout.layers_of(rank), layout.recomputed_of(rank)),
-            layout.head_stage in layout.stages_of(rank),
-            job.shape.leading_layers > 0 and rank == 0,
-        )
-        for rank in range(layout.pipeline)
-    ]
-    known = {one: rank_seconds(job, kinds.index(one), hardware, speed) for one in set(kinds)}
-    return [known[kind] for kind in kinds]
+    busy = [0.0] * job.layout.pipeline
+    for ranks in job.equal_ranks:
+        seconds = rank_seconds(job, ranks[0], hardware, speed)
+        for rank in ranks:
+            busy[rank] = seconds
+    return busy
 
 
 def rank_seconds(
@@ -98,10 +94,10 @@ def rank_seconds(
 ) -> float:
     """Take one microbatch forward and backward through the stages of one rank."""
     layout = job.layout
-    stages = layout.stages_of(rank)
-    host = sum(n * host_seconds(kind, speed) for kind, n, _ in job.kinds_of(stages))
+    stages = job.stages_of(rank)
+    host = sum(n * host_seconds(kind, speed) for kind, n, _ in job.layer_kinds(stages))
     device = sum(layers_parts(job, rank, hardware, speed).values())
-    if layout.head_stage in stages:
+    if job.head_stage in stages:
         product, traffic = head_seconds(job, hardware, speed)
         device += 3 * product + traffic
     messages = 2 * speed.message_seconds * len(stages) if layout.pipeline > 1 else 0.0
@@ -112,7 +108,7 @@ def host_seconds(job: TrainingJob, speed: SoftwareSpeed) -> float:
     """Return what the host needs to start one layer, forward and backward."""
     if job.layout.tensor == 1:
         return speed.layer_seconds + started_seconds(job, speed)
-    crosses = communication.group_of(job.layout, "pipeline").nodes > 1
+    crosses = job.groups.along("pipeline").nodes > 1
     crossing = speed.crossing_layer_seconds * job.layout.tensor if crosses else 0.0
     return speed.tensor_layer_seconds + crossing
 
@@ -122,11 +118,12 @@ def layers_parts(
 ) -> dict[str, float]:
     """Name what the passes of all layers of one pipeline rank consist of, in seconds."""
     counted: list[tuple[TrainingJob, int]] = []
-    for kind, layers, again in job.kinds_of(job.layout.stages_of(rank)):
-        if job.recompute == "none":
+    for kind, layers, again in job.layer_kinds(job.stages_of(rank)):
+        if job.layout.recompute == "none":
             counted.append((kind, layers))
         else:
-            counted += [(replace(kind, recompute="none"), layers - again), (kind, again)]
+            plain = kind.with_layout(recompute="none")
+            counted += [(plain, layers - again), (kind, again)]
     parts = dict[str, float]()
     for one, count in counted:
         for name, seconds in layer_parts(one, hardware, speed).items():
@@ -140,9 +137,9 @@ def layer_parts(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> d
     It is a layer that is recomputed, if the job recomputes any. A selective one repeats what
     moves memory alone, no product and no collective.
     """
-    again, layer = again_fraction(job), layer_seconds(job, hardware, speed)
+    again, layer = recompute_fraction(job), layer_seconds(job, hardware, speed)
     waited, repeats = waits(job, hardware, speed, layer[1:3]), repeats_experts(job)
-    moved = 1.0 if job.recompute == "selective" else sum(again) / 2
+    moved = 1.0 if job.layout.recompute == "selective" else sum(again) / 2
     return {
         "products": layer.all_products + 3 * layer.attention,
         "recomputation": again[0] * layer.products + again[1] * layer.attention,
@@ -157,18 +154,18 @@ def layer_parts(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> d
     }
 
 
-def again_fraction(job: TrainingJob) -> tuple[float, float]:
+def recompute_fraction(job: TrainingJob) -> tuple[float, float]:
     """Return the parts of the forward products, and of attention, that are computed twice.
 
     They are those of a layer that is recomputed.
     """
-    if job.recompute in {"none", "selective"}:
+    if job.layout.recompute in {"none", "selective"}:
         return 0.0, 0.0
-    if job.recompute == "full":
+    if job.layout.recompute == "full":
         return 1.0, 1.0
     total = sum(product.flops for product in layer_products(job))
     attention = sum(product.flops for product in attention_products(job)) / total
-    has_attention, has_mlp = "attention" in job.recompute, "mlp" in job.recompute
+    has_attention, has_mlp = "attention" in job.layout.recompute, "mlp" in job.layout.recompute
     return has_attention * attention + has_mlp * (1 - attention), float(has_attention)
 
 
@@ -180,16 +177,16 @@ def _reduction_seconds(
     What passes hide is not counted (`_exposed`).
     """
     layout = job.layout
-    where = communication.group_of(layout, "dense")
+    where = job.groups.along("dense")
     reduced = gathered = 0.0
     for axis, scattered, spread in averaged_bytes(job, rank):
-        ranks = communication.group_of(layout, axis)
-        rate = communication.reduce_bandwidth(hardware, ranks, layout.devices_per_node)
+        ranks = job.groups.along(axis)
+        rate = communication.reduce_bandwidth(hardware, ranks, job.devices_per_node)
         reduced += scattered / rate
         gathered += spread / rate
     reduced *= speed.reduced_fraction
     gathered *= speed.reduced_fraction
-    if layout.overlap or layout.zero == 3:
+    if job.overlaps or layout.zero == 3:
         seconds = _exposed(job, rank, reduced, gathered, microbatch)
     else:
         hidden = (layout.zero == 0) * speed.hides_reduction * microbatch * BACKWARD
@@ -211,7 +208,7 @@ def _exposed(
     buckets = max(ceil(numbers / max(layout.bucket_elements, parameters.largest)), 1)
     forward, backward = (1 - BACKWARD) * microbatch, BACKWARD * microbatch
     if layout.zero == 3:
-        parts = layout.layers_of(rank) + 1
+        parts = job.layers_of(rank) + 1
         reduced, once = reduced / job.microbatches, gathered / job.microbatches / 2
         each = max(once - forward, once / parts)
         each += max(once + reduced - backward, reduced / parts)
@@ -221,7 +218,7 @@ def _exposed(
     return left + max(gathered - forward, gathered / buckets)
 
 
-def averaged_bytes(job: TrainingJob, rank: int) -> list[tuple[str, float, float]]:
+def averaged_bytes(job: TrainingJob, rank: int) -> list[tuple[GroupAxis, float, float]]:
     """List by group of ranks what a step sends of gradients, and of weights.
 
     Where the optimizer is not expert-aware the replicas of each expert rank share the dense
@@ -229,13 +226,13 @@ def averaged_bytes(job: TrainingJob, rank: int) -> list[tuple[str, float, float]
     """
     layout, parameters = job.layout, rank_parameters(job, rank)
     plain = layout.zero > 0 and layout.expert > 1 and not layout.expert_aware
-    families = (
+    families: tuple[tuple[GroupAxis, float], ...] = (
         ("data" if plain else "dense", parameters.dense),
         ("data", parameters.expert),
     )
-    sent = []
+    sent = list[tuple[GroupAxis, float, float]]()
     for axis, count in families:
-        size = communication.group_of(layout, axis).size
+        size = job.groups.along(axis).size
         if count and size > 1:
             sizes = reduced_bytes(job, count, size), gathered_bytes(job, count, size)
             sent.append((axis, *sizes))
@@ -286,14 +283,14 @@ def evaluation_seconds(
     Every source is read on its own: its windows in batches of a microbatch's sequences, which
     the data ranks take in turns. One with less text has fewer windows than this counts.
     """
-    job = replace(job, layout=replace(job.layout, mtp_depth=0))  # the model's own head alone
+    job = replace(job, mtp_depth=0)  # only the model's own head
     layout = job.layout
-    batches = ceil(windows_per_source / job.microbatch_sequences)
-    turns = ceil(batches / (layout.data * layout.expert))
+    batches = ceil(windows_per_source / job.layout.microbatch_sequences)
+    turns = ceil(batches / layout.replicas)
     stages = [forward_seconds(job, rank, hardware, speed) for rank in range(layout.pipeline)]
     # A rank with one stage takes its next turn while the ranks after it work on this one; with
     # several it waits until its last stage has been reached.
-    further = max(stages) if layout.stages_per_rank == 1 else sum(stages)
+    further = max(stages) if job.placement.stages_per_rank == 1 else sum(stages)
     return sources * (sum(stages) + (turns - 1) * further)
 
 
@@ -305,12 +302,12 @@ def forward_seconds(
     Of what a training step counts for both passes, memory traffic and the host's work are
     a third, collectives of tensor ranks a half.
     """
-    layout, stages = job.layout, job.layout.stages_of(rank)
+    layout, stages = job.layout, job.stages_of(rank)
     device = host = 0.0
-    for kind, layers, _ in job.kinds_of(stages):
+    for kind, layers, _ in job.layer_kinds(stages):
         device += layers * _forward_layer(kind, hardware, speed)
         host += layers * host_seconds(kind, speed) / 3
-    if layout.head_stage in stages:
+    if job.head_stage in stages:
         product, traffic = head_seconds(job, hardware, speed)
         device = device + product + traffic / 3
     messages = speed.message_seconds * len(stages) if layout.pipeline > 1 else 0.0
@@ -341,8 +338,8 @@ def timeline_of(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> T
         schedule=layout.schedule,
         pipeline=layout.pipeline,
         microbatches=job.microbatches,
-        stages=layout.stages_per_rank,
-        splits_backward=layout.splits_backward,
+        stages=job.placement.stages_per_rank,
+        splits_backward=job.splits_backward,
     )
     return simulate(listed, stage_seconds(job, hardware, speed))
 
@@ -357,27 +354,25 @@ def stage_seconds(
     the second half of a backward pass that recomputes nothing (Qi et al. 2023, arXiv
     2401.10241, section 2.2, takes the three for equal).
     """
-    layout = job.layout
-    plain = replace(job, recompute="none")
+    plain = job.with_layout(recompute="none")
     parts = []
     for stage, share in enumerate(_shares(job, hardware, speed)):
-        rank = layout.placement.rank_of(stage)
+        rank = job.placement.rank_of(stage)
         forward = share * rank_seconds(plain, rank, hardware, speed) / 3
         backward = share * rank_seconds(job, rank, hardware, speed) - forward
-        weights = forward if layout.splits_backward else 0.0
+        weights = forward if job.splits_backward else 0.0
         parts.append(PassSeconds(forward=forward, backward=backward, weights=weights))
     return tuple(parts)
 
 
 def _shares(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
     """Weigh the stages of each rank as though each stage had a rank of its own."""
-    layout = job.layout
-    count = len(layout.layers)
-    if count == layout.pipeline:
+    count = len(job.layers_by_stage)
+    if count == job.layout.pipeline:
         return [1.0] * count
-    alone = replace(job, layout=replace(layout, pipeline=count, stages_per_rank=1))
+    alone = job.with_layout(pipeline=count, stages_per_rank=1)
     weights = [rank_seconds(alone, stage, hardware, speed) for stage in range(count)]
-    beside = [layout.stages_of(layout.placement.rank_of(stage)) for stage in range(count)]
+    beside = [job.stages_of(job.placement.rank_of(stage)) for stage in range(count)]
     return [
         weight / sum(weights[other] for other in stages)
         for weight, stages in zip(weights, beside, strict=True)

@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from components.config.children import needed_tokens, ordered
 from components.config.parent import end_of
 from components.config.recipe import Recipe
-from components.planner.plan import Bill, plan_recipe
+from components.planner.cost import CostEstimate
+from components.planner.plan import plan_recipe
 
 WEIGHT_BYTES = 2  # an exported weight, in bfloat16
 TRUNK = "trunk"
@@ -67,7 +68,9 @@ class RunOnPath:
         return self.begins_days + self.days * (tokens - began) / max(1, end - began)
 
 
-def plan_tree(recipe: Recipe, bill: Bill | None, runs: Mapping[str, Recipe]) -> PlannedTree:
+def plan_tree(
+    recipe: Recipe, bill: CostEstimate | None, runs: Mapping[str, Recipe]
+) -> PlannedTree:
     """Plan the ``runs`` below a recipe whose own ``bill`` is known, each by its own steps."""
     nodes = {TRUNK: _planned("run", None, None, recipe, bill)}
     ways: dict[str | None, RunOnPath] = {
@@ -105,7 +108,7 @@ def plan_tree(recipe: Recipe, bill: Bill | None, runs: Mapping[str, Recipe]) -> 
 
 
 def _planned(
-    kind: str, of: str | None, at: int | None, recipe: Recipe | None, bill: Bill | None
+    kind: str, of: str | None, at: int | None, recipe: Recipe | None, bill: CostEstimate | None
 ) -> PlannedNode:
     stored = None
     if recipe is not None and bill is not None:

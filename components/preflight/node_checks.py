@@ -27,7 +27,7 @@ from components.data.files import FileRecord, verify_file
 from components.data.manifest import Manifest
 from components.errors import RecipeError
 from components.planner.interruptions import checkpoint_bytes
-from components.planner.job import job_of
+from components.planner.job import job_from_recipe
 from components.preflight.copies import failed_copies
 from components.preflight.verdict import DATA, ClockOffset, Judgement, NodeFinding, refused
 from components.run.folder import RunFolder
@@ -110,7 +110,7 @@ def check_network(recipe: Recipe, folder: RunFolder, seen: Mapping[str, str]) ->
 
 def check_places(recipe: Recipe, rules: Preflight, run: Path) -> Iterator[NodeFinding]:
     """Look at the run's folder, and at the one for temporary files, a node's own as a rule."""
-    checkpoints = rules.checkpoints * checkpoint_bytes(job_of(recipe))
+    checkpoints = rules.checkpoints * checkpoint_bytes(job_from_recipe(recipe))
     yield check_place("run folder", run, checkpoints, "cluster.preflight.checkpoints")
     temporary = Path(os.environ.get("TMPDIR", tempfile.gettempdir()))
     key = "cluster.preflight.temporary_bytes"

@@ -14,7 +14,7 @@ from components.energy.counters import JOULES_PER_KWH, NOTHING
 from components.energy.emissions import Emissions
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
-from components.planner.result import planned_time
+from components.planner.rates import planned_time
 from components.planner.search_result import GIB
 from components.report import numbers
 from components.report.outcome import ReportEntry, Tree, flat

@@ -6,7 +6,6 @@ import plotly.graph_objects as go
 
 from components.config.schema.types import thaw
 from components.json_file import dump_json
-from components.planner.job import label
 from components.planner.result import PlannedMemory, PlanResult
 from components.planner.search_result import GIB
 from components.planner.timeline import Timeline, TimelineBlock
@@ -46,7 +45,7 @@ def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Pat
         "picture": picture,
         # Of each device: its coordinates, and whether the first copy has it.
         "nodes": [
-            (node.number, [(label(d, picture.layout, " "), d.first_copy) for d in node.devices])
+            (node.number, [(picture.groups.label(d, " "), d.first_copy) for d in node.devices])
             for node in picture.nodes
         ],
         "longest": longest_way(plan.children) if plan.children else None,

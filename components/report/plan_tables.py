@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import MAXYEAR, datetime, timedelta
 
-from components.config.layout import AXES
-from components.config.schema.sections import PublishedFigure
+from components.config.rank_groups import Node, RankGroups
+from components.config.schema.sections import AXES, PublishedFigure
 from components.energy.emissions import Emissions
-from components.planner.job import Node, ParallelLayout, meaning, nodes_of_first_copy
-from components.planner.phase_result import PlannedPhase
-from components.planner.plan import Bill, CheckpointCost, Plan
+from components.planner.cost import CheckpointCost, CostEstimate
+from components.planner.plan import Plan
+from components.planner.rates import PlannedTime
+from components.planner.recompute import PlannedRecomputation
 from components.planner.result import (
     ComparedFigure,
     PlannedExperts,
     PlannedMemory,
-    PlannedRecomputation,
-    PlannedTime,
+    PlannedPhase,
     PlanResult,
 )
 from components.planner.search_result import GIB, FoundLayout, LayoutsFound
@@ -53,13 +53,12 @@ def memory_sheet(memory: PlannedMemory) -> Grid:
 
 def time_sheet(plan: PlanResult, *, now: datetime | None) -> Grid:
     """Lay out the step, its parts and rates, and what the run costs; ``now`` dates its end."""
-    axes = ("data", "expert", "context", "tensor", "pipeline")
-    degrees = " x ".join(f"{name} {getattr(plan.layout, name)}" for name in axes)
-    rows = [("layout", f"{plan.layout.nodes:,} nodes: {degrees}")]
+    layout = plan.layout.parallelism
+    rows = [("layout", f"{plan.layout.nodes:,} nodes: {layout.product}")]
     if plan.recomputation is not None:
         rows.append(("recomputation", _recomputation(plan.recomputation)))
     if plan.experts is not None:
-        rows += _expert_rows(plan.experts, plan.layout.expert)
+        rows += _expert_rows(plan.experts, layout.expert)
     if plan.time is None or plan.bill is None:
         rows.append(("step", "not predicted: see what is missing"))
     else:
@@ -118,7 +117,7 @@ def _step_rows(time: PlannedTime) -> list[tuple[str, str]]:
     ]
 
 
-def bill_rows(bill: Bill, now: datetime | None) -> list[tuple[str, str]]:
+def bill_rows(bill: CostEstimate, now: datetime | None) -> list[tuple[str, str]]:
     """Return label and text of each row; what nobody knows has none."""
     rows = [
         ("device-hours", significant(bill.device_hours)),
@@ -160,7 +159,7 @@ def emission_rows(found: Emissions) -> list[tuple[str, str]]:
     return [("  with what the site adds", site), ("  CO2e of the devices' energy", grid)]
 
 
-def jobs_of_chain(bill: Bill) -> str:
+def jobs_of_chain(bill: CostEstimate) -> str:
     """Write how many jobs of which queue a run is, and who submits them if no chain does."""
     jobs = f"{bill.jobs:,} jobs of {bill.queue}"
     if bill.submissions is None or bill.submissions == 1:
@@ -191,7 +190,7 @@ def phases_sheet(phases: Sequence[PlannedPhase]) -> Grid:
     """Lay out a line a phase, and their sum; without phases, nothing."""
     rows = list[tuple[str, ...]]()
     for one in phases:
-        degrees = [f"{axis[0]}{one.layout[axis]}" for axis in AXES if one.layout[axis] > 1]
+        degrees = [f"{axis[0]}{degree}" for axis, degree in one.layout.used_axes.items()]
         rows.append((
             one.name or "first",
             f"{one.tokens:,}",
@@ -252,7 +251,7 @@ def _layout_row(place: str, found: FoundLayout) -> tuple[str, ...]:
     schedule = f"{layout.schedule} x {stages}" if stages > 1 else layout.schedule
     return (
         place,
-        *(str(getattr(layout, axis)) for axis in AXES),
+        *map(str, layout.degrees.values()),
         str(layout.zero),
         str(layout.microbatch_sequences),
         schedule if layout.pipeline > 1 else "",
@@ -268,22 +267,22 @@ def _layout_row(place: str, found: FoundLayout) -> tuple[str, ...]:
 class Picture:
     """The nodes of the first copy of the model, and a timeline where there is a pipeline."""
 
-    layout: ParallelLayout
+    groups: RankGroups
     nodes: tuple[Node, ...]
     timeline: Timeline | None
 
     @property
     def heading(self) -> str:
-        """Give number and size of the copies, where the first lies, and what letters mean."""
-        layout = self.layout
-        ranks, nodes = layout.ranks // layout.data, layout.ranks // layout.devices_per_node
+        """Give number and size of the copies, the nodes of the first, and what letters mean."""
+        layout = self.groups.layout
+        ranks, nodes = layout.ranks // layout.data, layout.ranks // self.groups.devices_per_node
         size = "1 rank" if ranks == 1 else f"{ranks:,} ranks"
         where = f"{len(self.nodes):,} of {nodes:,} nodes"
-        said = f"one copy of the model, of {size} on {where}"
+        text = f"one copy of the model, of {size} on {where}"
         if layout.data > 1:
             copies = f"{layout.data:,} copies of the model"
-            said = f"{copies}, each of {size}; the first is on {where}"
-        return "; ".join(filter(None, (said, meaning(layout))))
+            text = f"{copies}, each of {size}; the first is on {where}"
+        return "; ".join(filter(None, (text, self.groups.legend)))
 
 
 def picture_of(plan: Plan) -> Picture:
@@ -291,5 +290,5 @@ def picture_of(plan: Plan) -> Picture:
     timeline = None
     if plan.time is not None and plan.job.layout.pipeline > 1:
         timeline = timeline_of(plan.job, plan.hardware, plan.software.speed)
-    layout = plan.job.layout
-    return Picture(layout=layout, nodes=nodes_of_first_copy(layout), timeline=timeline)
+    groups = plan.job.groups
+    return Picture(groups=groups, nodes=groups.first_copy_nodes(), timeline=timeline)

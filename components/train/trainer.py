@@ -21,7 +21,7 @@ from torch.distributed.constants import default_pg_timeout
 from components.config.recipe import Recipe
 from components.config.schema.sections import Cluster, Parallelism
 from components.distributed import devices
-from components.distributed.mesh import Degrees, Mesh, build_mesh
+from components.distributed.mesh import Mesh, build_mesh
 
 
 class XPUAccelerator(Accelerator):
@@ -111,10 +111,7 @@ class MeshStrategy(ModelParallelStrategy):
                 timeout=default_pg_timeout,
                 device_id=self.root_device if kind == "cuda" else None,
             )
-        degrees = self._parallelism
-        self.mesh = build_mesh(
-            kind, degrees_of(degrees), degrees.rank_order, expert_aware=degrees.expert_aware
-        )
+        self.mesh = build_mesh(kind, self._parallelism)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         return tensor if self.world_size == 1 else super().reduce(tensor, group, reduce_op)
@@ -123,19 +120,6 @@ class MeshStrategy(ModelParallelStrategy):
         super().teardown()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def degrees_of(parallelism: Parallelism) -> Degrees:
-    """Read the mesh's axes from the recipe, which counts expert ranks among its data shards."""
-    shard = max(1, parallelism.data_shard // parallelism.expert)
-    return Degrees(
-        pipeline=parallelism.pipeline,
-        data_replicate=parallelism.data // shard,
-        data_shard=shard,
-        expert=parallelism.expert,
-        context=parallelism.context,
-        tensor=parallelism.tensor,
-    )
 
 
 def rank_here() -> int:

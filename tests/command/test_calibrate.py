@@ -15,7 +15,7 @@ from command.composition.compose import compose_recipe
 from command.main import main
 from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
-from components.planner.job import job_of
+from components.planner.job import job_from_recipe
 from components.planner.memory import rank_memory
 from components.planner.software import OURS, corrected, read_software
 from components.planner.time import plan_time
@@ -58,7 +58,7 @@ def composed(cells: Cells) -> Recipe:
 
 def seconds_there(recipe: Recipe) -> float:
     assert isinstance(recipe.cluster.hardware, Hardware)
-    return plan_time(job_of(recipe), recipe.cluster.hardware, THERE.speed).total
+    return plan_time(job_from_recipe(recipe), recipe.cluster.hardware, THERE.speed).total
 
 
 def write(file: Path, rows: Sequence[Cells]) -> None:
@@ -70,7 +70,7 @@ def write(file: Path, rows: Sequence[Cells]) -> None:
 
 def measured(cells: Cells) -> dict[str, object]:
     recipe = composed(cells)
-    peak = rank_memory(job_of(recipe), 0, THERE.memory).peak
+    peak = rank_memory(job_from_recipe(recipe), 0, THERE.memory).peak
     return {
         **cells,
         "step_seconds": seconds_there(recipe),
@@ -159,7 +159,7 @@ def test_what_does_not_help_is_not_kept(
     for cells in rows:
         recipe = composed(cells)
         assert isinstance(recipe.cluster.hardware, Hardware)
-        step = plan_time(job_of(recipe), recipe.cluster.hardware, SHIPPED.speed)
+        step = plan_time(job_from_recipe(recipe), recipe.cluster.hardware, SHIPPED.speed)
         exact.append({**cells, "step_seconds": step.total})
     write(profiles / "steps.csv", exact)
     assert main(["action=plan", "cluster=hopper", "calibrate=steps.csv"]) == 1

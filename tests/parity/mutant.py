@@ -90,7 +90,7 @@ def divide_expert_gradients_twice(patch: pytest.MonkeyPatch) -> None:
     original = DataParallel._divisor
 
     def mutated(self: DataParallel, param_mesh: ParamGroupMesh) -> int:
-        again = self._mesh.degrees.expert if param_mesh is self._mesh.experts else 1
+        again = self._mesh.layout.expert if param_mesh is self._mesh.experts else 1
         return original(self, param_mesh) * again
 
     patch.setattr(DataParallel, "_divisor", mutated)

@@ -14,7 +14,6 @@ from command.arguments import read_point
 from command.composition.compose import compose, compose_recipe
 from command.composition.layout_search import SearchResult
 from command.perform import perform
-from components.planner.communication import group_of
 from components.planner.plan import plan_recipe
 from components.planner.search_result import LayoutsFound, describe, layouts_found, step_parts
 from tests.recipes.test_plans import at_home
@@ -106,9 +105,9 @@ def test_a_page_without_a_search_has_no_table_of_layouts(tmp_path: Path) -> None
 @pytest.mark.quick("teuken7b-aurora")
 @pytest.mark.parametrize(("name", "cluster"), ABROAD)
 def test_abroad_tensor_ranks_stay_inside_a_node_too(name: str, cluster: str) -> None:
-    layout = plan_recipe(searched(name, cluster).recipe).job.layout
-    assert group_of(layout, "tensor").nodes == 1
-    assert group_of(layout, "pipeline").nodes > 1
+    groups = searched(name, cluster).recipe.rank_groups
+    assert groups.along("tensor").nodes == 1
+    assert groups.along("pipeline").nodes > 1
 
 
 @pytest.mark.parametrize("name", ["teuken7b", "bloom176b", "mula20b_a2b"])

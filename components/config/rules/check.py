@@ -4,7 +4,6 @@ Keys, not class names, carry the rules: a new part with the same keys keeps them
 """
 
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 from components.config.batch_ramp import nearest_multiples
@@ -253,12 +252,7 @@ def warnings_of(recipe: Recipe) -> tuple[str, ...]:
     """
     lines = []
     tensor, devices = recipe.parallelism.tensor, recipe.cluster.devices_per_node
-    stride = rank_stride(recipe, "tensor")
-    crossing = sum(
-        first // devices != (first + (tensor - 1) * stride) // devices
-        for block in range(0, recipe.cluster.ranks, stride * tensor)
-        for first in range(block, block + stride)
-    )
+    crossing = recipe.rank_groups.groups_over_nodes("tensor")
     if crossing:
         groups = recipe.cluster.ranks // tensor
         lines.append(
@@ -277,10 +271,3 @@ def warnings_of(recipe: Recipe) -> tuple[str, ...]:
                 "layers"
             )
     return tuple(lines)
-
-
-def rank_stride(recipe: Recipe, axis: str) -> int:
-    """Distance in ranks between neighbours on ``axis``: the product of all faster axes."""
-    order = recipe.parallelism.rank_order
-    faster = order[order.index(axis) + 1 :]
-    return prod(getattr(recipe.parallelism, name) for name in faster)

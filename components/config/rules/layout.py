@@ -3,18 +3,16 @@
 What a full-size job would refuse after minutes in the queue is refused here, from numbers.
 """
 
-from math import lcm, prod
+from math import lcm
 
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.recipe import Recipe
 from components.config.rules.attention import attention_backends
 from components.config.rules.engine import check_engine, check_float8_layout
-from components.config.schema.sections import Parallelism
+from components.config.schema.sections import AXES, Parallelism
 from components.config.stages import V_SCHEDULES
 from components.config.suggestions import divisors
 from components.errors import RecipeError
-
-AXES = ("data", "expert", "context", "tensor", "pipeline")
 
 
 def check_degrees(recipe: Recipe) -> None:
@@ -35,10 +33,9 @@ def check_degrees(recipe: Recipe) -> None:
 
 def _check_ranks(recipe: Recipe) -> None:
     degrees, cluster = recipe.parallelism, recipe.cluster
-    product = prod(getattr(degrees, axis) for axis in AXES)
+    product = degrees.ranks
     if product != cluster.ranks:
-        factors = " x ".join(f"{axis} {getattr(degrees, axis)}" for axis in AXES)
-        problem = f"{factors} = {product} ranks, but cluster.ranks is {cluster.ranks}"
+        problem = f"{degrees.product} = {product} ranks, but cluster.ranks is {cluster.ranks}"
         remedy = f"set cluster.ranks={product}, or leave one of the two to be derived"
         raise RecipeError("parallelism", problem, remedy)
     if sorted(degrees.rank_order) != sorted(AXES):

@@ -3,7 +3,8 @@
 Sections that name classes are read by :mod:`components.config.part_nodes`.
 """
 
-from typing import Annotated, Literal
+from math import prod
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -22,7 +23,13 @@ from components.config.schema.types import (
 from components.ranges import Positive, Ranks
 
 Part = Literal["attention", "mlp", "norms"]
+Recompute = (
+    Literal["none", "selective", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
+)
 Axis = Literal["data", "tensor", "pipeline", "expert", "context"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+# Ranks that differ on these axes alone hold the same dense weights.
+DENSE_AXES: tuple[Axis, ...] = ("data", "expert", "context")
 Stem = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
 Works = Annotated[tuple[Stem, ...], Field(strict=False)]
 
@@ -112,9 +119,7 @@ class Parallelism(Section):
     expert_divisor: Literal["ranks", "copies"]
     sequence_parallel: bool
     microbatch_sequences: Count
-    recompute: (
-        Literal["none", "selective", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
-    )
+    recompute: Recompute
     recompute_every: Count
     compile: Literal["none", "layers"]
     gc_every_steps: Annotated[Count | Literal["never"], KeyGroup.MACHINE]
@@ -122,6 +127,30 @@ class Parallelism(Section):
     stages_per_rank: Ranks
     stage_balance: Balance
     rank_order: Annotated[tuple[Axis, ...], Field(strict=False)]
+
+    @property
+    def degrees(self) -> dict[Axis, int]:
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def ranks(self) -> int:
+        return prod(self.degrees.values())
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that read different samples; each has all dense parameters of its stage."""
+        return self.data * self.expert
+
+    @property
+    def used_axes(self) -> dict[Axis, int]:
+        """The axes with more than one rank, and their degrees."""
+        return {axis: degree for axis, degree in self.degrees.items() if degree > 1}
+
+    @property
+    def product(self) -> str:
+        """Write the degrees as the product that gives the ranks, data parallel axes first."""
+        axes = sorted(AXES, key=lambda axis: axis not in DENSE_AXES)
+        return " x ".join(f"{axis} {self.degrees[axis]}" for axis in axes)
 
 
 class LocalCheckpoints(Section):

@@ -8,8 +8,9 @@ from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 from components.data.token_file import width_of
-from components.planner.plan import Bill
-from components.planner.result import PlannedTime, PlanResult
+from components.planner.cost import CostEstimate
+from components.planner.rates import PlannedTime
+from components.planner.result import PlanResult
 from components.planner.search_result import GIB
 from components.planner.tree import WEIGHT_BYTES, kept_checkpoints, weights_bytes
 from components.report import numbers
@@ -104,7 +105,9 @@ def _compute(recipe: Recipe, plan: PlanResult) -> ProposalPart:
     return ProposalPart(title="Computing time", rows=rows, notes=tuple(notes))
 
 
-def _bill(recipe: Recipe, plan: PlanResult, bill: Bill, time: PlannedTime) -> Iterator[Row]:
+def _bill(
+    recipe: Recipe, plan: PlanResult, bill: CostEstimate, time: PlannedTime
+) -> Iterator[Row]:
     factor = time.step_seconds_high / time.step_seconds
     expected = f"expected {time.step_seconds_low:.3g} to {time.step_seconds_high:.3g} s"
     rate = f"{time.tokens_per_second_per_device:,.0f} tokens a second a device"
@@ -147,10 +150,9 @@ def _layout(recipe: Recipe, plan: PlanResult) -> Iterator[Row]:
     layout, memory = plan.layout, plan.memory
     devices = _stated(recipe, "devices", RECIPE)
     yield "nodes", f"{layout.nodes:,} of {layout.devices_per_node} devices", devices
-    axes = ("data", "tensor", "pipeline", "expert", "context")
-    degrees = [f"{axis} {getattr(layout, axis)}" for axis in axes if getattr(layout, axis) > 1]
+    degrees = [f"{axis} {degree}" for axis, degree in layout.parallelism.used_axes.items()]
     yield "degrees", ", ".join(degrees) or "one rank", RECIPE
-    yield "ZeRO stage", str(layout.zero), RECIPE
+    yield "ZeRO stage", str(layout.parallelism.zero), RECIPE
     yield "microbatches a step", f"{layout.microbatches:,}", RECIPE
     used, usable = memory.peak_bytes / GIB, memory.usable_bytes / GIB
     said = f"{used:.1f} of {usable:.1f} GiB usable, {memory.verdict.replace('_', ' ')}"

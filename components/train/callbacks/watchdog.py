@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
+from components.config.rank_groups import RankGroups
 from components.config.schema.monitoring import Watchdog
 from components.distributed.collectives import together
-from components.distributed.mesh import Mesh, sum_over_ranks
+from components.distributed.mesh import sum_over_ranks
 from components.fault_tolerance import failures, hang, rank_health
 from components.fault_tolerance.guards import StepVerdict
 from components.fault_tolerance.hang import HangWatch, WatchedWork
@@ -123,7 +125,7 @@ class Watching(RunCallback):
     def _look(self, module: Pretraining) -> None:
         if (told := module.rank_figures.told) is None:
             return
-        alike = kinds_of_work(module.mesh)
+        alike = work_kinds(module.recipe.rank_groups)
         for slow in rank_health.slow_ranks(told.seconds, alike, ratio=self.settings.slow_ratio):
             text = f"rank {slow.rank} computes {slow.ratio:.1f} times as long as its like"
             evidence = {"rank": slow.rank, "ratio": slow.ratio, "seconds_a_step": slow.seconds}
@@ -166,9 +168,8 @@ class Watching(RunCallback):
         self.journal.note(kind, module.progress, text, evidence)
 
 
-def kinds_of_work(mesh: Mesh) -> list[int]:
-    """Number each rank's work: that of a pipeline stage, and of its experts."""
-    pipeline, expert, places = mesh.degrees.pipeline, mesh.degrees.expert, mesh.root.mesh.cpu()
-    kinds = torch.arange(pipeline * expert).view(pipeline, 1, 1, expert, 1, 1)
-    by_rank = kinds.expand(places.shape).flatten()[places.flatten().argsort()]
-    return list(map(int, by_rank))
+@cache
+def work_kinds(groups: RankGroups) -> list[int]:
+    """Number the work of each rank: that of its pipeline stages, and of its experts."""
+    places = map(groups.coordinates, range(groups.layout.ranks))
+    return [place["pipeline"] * groups.layout.expert + place["expert"] for place in places]

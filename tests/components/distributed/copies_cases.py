@@ -13,16 +13,15 @@ from components.distributed.copies import (
     send,
     send_over_stage,
 )
-from components.distributed.mesh import AXES, Degrees, Mesh, build_mesh
+from components.distributed.mesh import Mesh, build_mesh
 from components.distributed.weight_shards import local, make_shards
+from tests.components.layouts import mesh_layout
 
-ORDER = ("pipeline", "data", "expert", "context", "tensor")
 Axes = dict[str, int]
 
 
 def _mesh(axes: Axes) -> Mesh:
-    degrees = Degrees(**(dict.fromkeys(AXES, 1) | axes))
-    return build_mesh("cpu", degrees, ORDER, expert_aware=True)
+    return build_mesh("cpu", mesh_layout(axes))
 
 
 def _weights(mesh: Mesh) -> dict[str, nn.Parameter]:

@@ -11,13 +11,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 
+from components.config.schema.sections import Parallelism
 from components.config.stages import StagePlacement, stage_layers, style_of
 from components.distributed.activation_checkpoint import checkpoint_activations
 from components.distributed.compile import compile_layers
 from components.distributed.data import DataParallel, shard_weights
 from components.distributed.devices import StateDtypes
 from components.distributed.experts import Dispatch, figures_of, split_experts, take_tally
-from components.distributed.mesh import Degrees, Mesh, build_mesh
+from components.distributed.mesh import Mesh, build_mesh
 from components.distributed.pipeline import (
     TIED,
     Accumulation,
@@ -35,6 +36,7 @@ from components.model.moe import expert_layers
 from components.model.mtp import FurtherTokens
 from components.model.routing import RoutingTally
 from tests.components.distributed.tensor_cases import LENGTH, VOCAB_SIZE, relative
+from tests.components.layouts import mesh_layout
 from tests.components.model.comparison import gradient_of
 
 SEQUENCES = 2
@@ -82,21 +84,14 @@ def state_dtypes(layout: Layout, master: torch.dtype) -> StateDtypes:
 
 
 def layout_mesh(layout: Layout) -> Mesh:
-    degrees = Degrees(
-        pipeline=layout.pipeline,
-        data_replicate=layout.replicate,
-        data_shard=layout.shard,
-        expert=layout.expert,
-        context=1,
-        tensor=layout.tensor,
-    )
-    return mesh_of_degrees(degrees, layout.expert_aware)
+    sizes = {"data_replicate": layout.replicate, "data_shard": layout.shard}
+    sizes |= {axis: getattr(layout, axis) for axis in ("pipeline", "expert", "tensor")}
+    return mesh_of_degrees(mesh_layout(sizes, expert_aware=layout.expert_aware))
 
 
 @cache
-def mesh_of_degrees(degrees: Degrees, expert_aware: bool) -> Mesh:
-    order = ("pipeline", "data", "expert", "context", "tensor")
-    return build_mesh("cpu", degrees, order, expert_aware=expert_aware)
+def mesh_of_degrees(layout: Parallelism) -> Mesh:
+    return build_mesh("cpu", layout)
 
 
 class Compute:

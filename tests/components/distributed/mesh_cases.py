@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from components.distributed.mesh import AXES, Degrees, Mesh, build_mesh
+from components.config.rank_groups import MESH_AXES
+from components.distributed.mesh import Mesh, build_mesh
 from components.dryrun.world import fake_world
-
-ORDER = ("pipeline", "data", "expert", "context", "tensor")
+from tests.components.layouts import mesh_layout
 
 
 class Seen(NamedTuple):
@@ -22,21 +22,18 @@ class Seen(NamedTuple):
     data_group: list[int]
 
 
-def degrees_of(sizes: Mapping[str, int]) -> Degrees:
-    return Degrees(**dict.fromkeys(AXES, 1) | dict(sizes))
-
-
 def look_around(rank: int, sizes: Mapping[str, int], order: Sequence[str]) -> Seen:
-    degrees = degrees_of(sizes)
-    with fake_world(rank, degrees.ranks):
-        return _see(build_mesh("cpu", degrees, order, expert_aware=True))
+    layout = mesh_layout(sizes, rank_order=order)
+    with fake_world(rank, layout.ranks):
+        return _see(build_mesh("cpu", layout))
 
 
 def _see(mesh: Mesh) -> Seen:
     return Seen(
-        places={axis: mesh.place(axis) for axis in AXES},
+        places={axis: mesh.place(axis) for axis in MESH_AXES},
         groups={
-            axis: dist.get_process_group_ranks(mesh.axis(axis).get_group()) for axis in AXES
+            axis: dist.get_process_group_ranks(ranks.get_group())
+            for axis, ranks in mesh.axes.items()
         },
         data_rank=mesh.data_rank,
         data_ranks=mesh.data_ranks,

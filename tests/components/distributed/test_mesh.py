@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from components.distributed.mesh import AXES
-from tests.components.distributed.mesh_cases import ORDER, look_around
+from components.config.rank_groups import MESH_AXES
+from tests.components.distributed.mesh_cases import look_around
+from tests.components.layouts import ORDER
 
 
 class Table(NamedTuple):
@@ -103,7 +104,7 @@ def test_every_axis_holds_the_ranks_of_the_table(table: Table) -> None:
     ranks = sum(map(len, table.data_groups))
     for rank in range(ranks):
         seen = look_around(rank, sizes, table.order)
-        for axis in AXES:
+        for axis in MESH_AXES:
             expected = _with(rank, table.groups.get(axis, [[rank]]))
             assert seen.groups[axis] == expected, (axis, rank)
             assert seen.places[axis] == expected.index(rank)
@@ -144,7 +145,7 @@ def test_a_world_of_thousands_is_built(
     context.set_forkserver_preload(["torch", "torch.distributed.tensor"])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         seen = pool.submit(look_around, rank, sizes, ORDER).result()
-    assert seen.places == dict.fromkeys(AXES, 0) | places
+    assert seen.places == dict.fromkeys(MESH_AXES, 0) | places
     assert len(seen.data_group) == seen.data_ranks
     assert seen.data_group[seen.data_rank] == rank
     assert seen.groups["tensor"] == list(range(rank // 8 * 8, rank // 8 * 8 + 8))

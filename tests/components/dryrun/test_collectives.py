@@ -5,9 +5,10 @@ import torch
 import torch.distributed as dist
 
 from components.distributed.collectives import all_gather, reduce_scatter
-from components.distributed.mesh import AXES, Degrees, build_mesh
+from components.distributed.mesh import build_mesh
 from components.dryrun.ledgers import CollectiveKind, CollectiveLedger, axes_of_groups
 from components.dryrun.world import fake_world
+from tests.components.layouts import mesh_layout, parallelism
 
 ORDER = ("pipeline", "data", "expert", "context", "tensor")
 
@@ -35,16 +36,15 @@ ORDER = ("pipeline", "data", "expert", "context", "tensor")
 def test_groups_have_the_names_of_their_axes(
     sizes: dict[str, int], axes: set[tuple[str, int]]
 ) -> None:
-    degrees = Degrees(**dict.fromkeys(AXES, 1) | sizes)
-    with fake_world(0, degrees.ranks):
-        found = axes_of_groups(build_mesh("cpu", degrees, ORDER, expert_aware=True))
+    layout = mesh_layout(sizes)
+    with fake_world(0, layout.ranks):
+        found = axes_of_groups(build_mesh("cpu", layout))
     assert set(found.values()) == axes
 
 
 def test_a_message_is_all_that_a_gather_collects_and_a_scatter_deals() -> None:
-    degrees = Degrees(**dict.fromkeys(AXES, 1) | {"data_shard": 4, "tensor": 2})
     with fake_world(0, 8):
-        mesh = build_mesh("cpu", degrees, ORDER, expert_aware=True)
+        mesh = build_mesh("cpu", parallelism(data=4, tensor=2))
         group = mesh.axis("data_shard").get_group()
         part, whole = torch.zeros(5), torch.zeros(20)
         with CollectiveLedger(mesh) as ledger:

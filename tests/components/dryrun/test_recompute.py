@@ -8,7 +8,7 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.dryrun.rehearsal import StepRehearsal, rehearse
 from components.planner import layer
-from components.planner.job import TrainingJob, job_of
+from components.planner.job import TrainingJob, job_from_recipe
 
 WORDS = (
     *("scale=mini", "cluster.device=cuda", "cluster.ranks=auto", "precision.compute=bfloat16"),
@@ -37,7 +37,7 @@ DEPTHS = (4, 8)
 
 def rehearsed(layers: int, words: tuple[str, ...]) -> tuple[TrainingJob, StepRehearsal]:
     recipe = compose_recipe(read_point([*WORDS, *words, f"model.num_layers={layers}"]))
-    return job_of(recipe), rehearse(recipe, 0)
+    return job_from_recipe(recipe), rehearse(recipe, 0)
 
 
 def most(found: StepRehearsal) -> dict[Any, int]:
@@ -138,7 +138,7 @@ def test_a_dense_layer_before_those_with_experts_is_planned() -> None:
     dense += "ffn_dim: 768, activation: silu, gated: true, bias: false}"
     words = ("recipe=mula7b_a1b", "parallelism.recompute=none")
     (_, plain), (job, found) = (rehearsed(4, (*words, *more)) for more in ((), (dense,)))
-    (other, experts, _), (alike, layers, _) = job.kinds_of((0,))
+    (other, experts, _), (alike, layers, _) = job.layer_kinds((0,))
     assert (experts, layers) == (3, 1)
     with_experts, dense_alone = map(layer.layer_bytes_per_token, (other, alike))
     apart = (most(plain)["activations"] - most(found)["activations"]) / job.microbatch_tokens

@@ -7,7 +7,6 @@ from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.dryrun.rehearsal import microbatches_to_rehearse
 from components.dryrun.roles import roles_of
-from components.planner.job import coordinates, job_of
 
 
 def composed(*words: str) -> Recipe:
@@ -23,9 +22,8 @@ def test_equal_stages_are_one_role_and_every_rank_is_stood_for() -> None:
         ((5,), False, True),
     ]
     assert [role.stands_for for role in roles] == [32, 320, 32]
-    layout = job_of(recipe).layout
     for role in roles:
-        places = coordinates(layout, role.rank)
+        places = recipe.rank_groups.coordinates(role.rank)
         assert places.pop("pipeline") == role.pipeline_rank
         assert set(places.values()) == {0}
 

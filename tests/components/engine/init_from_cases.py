@@ -15,7 +15,6 @@ from components.convert.reading import read_folder
 from components.distributed.mesh import build_mesh
 from components.engine.parallelize import build_rank_model
 from components.errors import RecipeError
-from components.train.trainer import degrees_of
 from tests.components.distributed.layout_cases import gather
 
 State = dict[str, Tensor]
@@ -24,9 +23,7 @@ State = dict[str, Tensor]
 def begin(words: list[str]) -> tuple[State, int, State]:
     """Build this rank's model; return it, how many tensors it read, and the whole."""
     recipe = compose_recipe(read_point(words))
-    degrees = recipe.parallelism
-    order, aware = degrees.rank_order, degrees.expert_aware
-    mesh = build_mesh("cpu", degrees_of(degrees), order, expert_aware=aware)
+    mesh = build_mesh("cpu", recipe.parallelism)
     names: list[str] = []
     read = ShardReader.read
 

@@ -18,7 +18,6 @@ from components.dryrun.world import fake_world
 from components.engine.microbatch_forward import StageCompute, number_documents
 from components.model.decoder import Decoder
 from components.model.masks import CausalMask
-from components.train.trainer import degrees_of
 from tests.components.distributed.tensor_cases import Parts
 from tests.components.distributed.tensor_cases import build as build_decoder
 
@@ -28,8 +27,7 @@ RECIPE = compose_recipe(read_point(["recipe=teuken7b", "scale=mini"]))
 def mesh_of(data: int) -> Mesh:
     words = ["recipe=teuken7b", "scale=mini", f"parallelism.data={data}"]
     parallelism = compose_recipe(read_point(words)).parallelism
-    order = parallelism.rank_order
-    return build_mesh("cpu", degrees_of(parallelism), order, expert_aware=True)
+    return build_mesh("cpu", parallelism)
 
 
 def seeds(mesh: Mesh, microbatches: int, *, step: int = 3) -> list[int]:
@@ -161,10 +159,10 @@ def test_the_stages_of_a_rank_share_the_mask_of_each_microbatch() -> None:
     words = ["recipe=teuken7b", "scale=mini", "data.document_mask=true", "cluster.ranks=2"]
     layout = ["pipeline=2", "schedule=interleaved", "stages_per_rank=2"]
     recipe = compose_recipe(read_point([*words, *(f"parallelism.{one}" for one in layout)]))
-    degrees, batch = recipe.parallelism, torch.randint(3, (3, 1, 9))
+    batch = torch.randint(3, (3, 1, 9))
     first, second = Recording().eval(), Recording().eval()
     with fake_world(0, 2):
-        mesh = build_mesh("cpu", degrees_of(degrees), degrees.rank_order, expert_aware=True)
+        mesh = build_mesh("cpu", recipe.parallelism)
         compute = StageCompute(recipe=recipe, mesh=mesh, device=torch.device("cpu"), eod_id=0)
         rows = list(batch)
         turns = [(first, 0), (first, 1), (second, 0), (first, 2), (second, 1), (second, 2)]

@@ -17,7 +17,6 @@ from components.distributed.mesh import build_mesh
 from components.engine.microbatch_forward import StageCompute, number_documents
 from components.model.decoder import Decoder
 from components.model.mtp import FurtherTokens
-from components.train.trainer import degrees_of
 from tests.components.distributed.tensor_cases import Parts, randomized
 from tests.components.model.comparison import gradient_of
 
@@ -134,8 +133,8 @@ def test_losses_and_gradients_are_those_of_the_formula(
     batch[0, :, ::4] = EOD
     batch[1, :, -5:] = EOD  # padding, where rows are packed
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    degrees, device = recipe.parallelism, torch.device("cpu")
-    mesh = build_mesh("cpu", degrees_of(degrees), degrees.rank_order, expert_aware=True)
+    device = torch.device("cpu")
+    mesh = build_mesh("cpu", recipe.parallelism)
     compute = StageCompute(recipe=recipe, mesh=mesh, device=device, eod_id=EOD)
     compute.begin(0, 3)
     compute.weigh(batch)

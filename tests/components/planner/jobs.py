@@ -1,7 +1,7 @@
 """Jobs to predict, whose sizes a test chooses."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -11,13 +11,16 @@ from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.config.model_spec.initialization import NormalSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import PositionsSpec
+from components.config.rank_groups import RankGroups
 from components.config.schema.cluster import Hardware
+from components.config.schema.sections import Parallelism
 from components.config.stages import SPLIT_SCHEDULES
-from components.planner.job import ParallelLayout, TrainingJob
+from components.planner.job import TrainingJob
 from components.planner.software import OURS, SoftwareModel, read_software
+from tests.components.layouts import parallelism
 
 ROOT = Path(__file__).resolve().parents[3]
-ORDER = ("pipeline", "data", "expert", "context", "tensor")
+FIELDS = Parallelism.model_fields
 
 
 def gpt(*, dim: int, num_layers: int, num_heads: int, vocab_size: int = 51_200) -> DecoderSpec:
@@ -38,39 +41,39 @@ def gpt(*, dim: int, num_layers: int, num_heads: int, vocab_size: int = 51_200) 
     )
 
 
-def layout(**changes: Any) -> ParallelLayout:
+class Placed(NamedTuple):
+    """A layout, and where its layers and ranks are."""
+
+    layout: Parallelism
+    others: dict[str, Any]
+
+    @property
+    def groups(self) -> RankGroups:
+        return RankGroups(self.layout, self.others["devices_per_node"])
+
+
+def layout(**changes: Any) -> Placed:
     """One rank, unless a test says more; layers are dealt evenly."""
-    sizes: dict[str, Any] = dict.fromkeys(ORDER, 1)
-    sizes |= {key: changes.pop(key) for key in list(changes) if key in sizes}
-    stages = changes.get("stages_per_rank", 1) * sizes["pipeline"]
+    stages = changes.get("stages_per_rank", 1) * changes.get("pipeline", 1)
     layers = changes.pop("num_layers", 32)
-    values: dict[str, Any] = {
-        "data_shard": sizes["data"] * sizes["expert"],
-        "zero": 0,
-        "overlap": False,
-        "bucket_elements": 0,
-        "expert_aware": True,
-        "expert_dispatch": "all_gather",
-        "expert_overlap": 1,
-        "expert_bound": None,
-        "sequence_parallel": True,
-        "schedule": "1f1b",
-        "splits_backward": changes.get("schedule") in SPLIT_SCHEDULES,
-        "stages_per_rank": 1,
-        "recompute_every": 1,
-        "layers": tuple([layers // stages] * stages),
-        "head_stage": stages - 1,
-        "rank_order": ORDER,
+    others = {
         "devices_per_node": 8,
+        "layers_by_stage": tuple([layers // stages] * stages),
+        "head_stage": stages - 1,
+        "mtp_depth": 0,
+        "splits_backward": changes.get("schedule") in SPLIT_SCHEDULES,
     }
-    return ParallelLayout(**sizes, **(values | changes))
+    others |= {key: changes.pop(key) for key in list(changes) if key in others}
+    buckets = {
+        "bucket_elements": changes.pop("bucket_elements", 0)
+    }  # none, which no recipe has
+    return Placed(parallelism(**changes).model_copy(update=buckets), others)
 
 
-def job(shape: DecoderSpec, where: ParallelLayout, **changes: Any) -> TrainingJob:
+def job(shape: DecoderSpec, where: Placed, **changes: Any) -> TrainingJob:
     """Mixed precision with float32 accumulation, one sequence of 4,096 tokens a microbatch."""
     values: dict[str, Any] = {
         "sequence_length": 4_096,
-        "microbatch_sequences": 1,
         "microbatches": 8,
         "compute": "bfloat16",
         "weight_bytes": 2,
@@ -83,12 +86,13 @@ def job(shape: DecoderSpec, where: ParallelLayout, **changes: Any) -> TrainingJo
         "reduce_bytes": 4,
         "gather_bytes": 2,
         "saved_bytes": 14,
-        "recompute": "none",
         "dropout": True,
         "fused_attention": True,
         "attention_passes": 1,
     }
-    return TrainingJob(shape=shape, layout=where, **(values | changes))
+    of_layout = {key: changes.pop(key) for key in list(changes) if key in FIELDS}
+    placed = where.layout.model_copy(update=of_layout)
+    return TrainingJob(shape=shape, layout=placed, **where.others, **(values | changes))
 
 
 def hopper() -> Hardware:

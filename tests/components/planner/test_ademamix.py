@@ -7,7 +7,7 @@ from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.dryrun.rehearsal import rehearse
 from components.planner.interruptions import checkpoint_bytes
-from components.planner.job import job_of
+from components.planner.job import job_from_recipe
 from components.planner.search import Prices
 from components.planner.states import rank_parameters, states
 from tests.components.planner.test_muon import FLOAT32, SMALL, held_bytes
@@ -21,7 +21,7 @@ def composed(*words: str, optimizer: str = "ademamix") -> Recipe:
 
 def test_the_plan_counts_the_state_that_a_step_leaves() -> None:
     recipe = composed(*FLOAT32)
-    job = job_of(recipe)
+    job = job_from_recipe(recipe)
     weights, state = held_bytes(recipe)
     assert state == 3 * weights
     assert checkpoint_bytes(job) == weights + state
@@ -32,7 +32,7 @@ def test_the_plan_counts_the_state_that_a_step_leaves() -> None:
 @pytest.mark.parametrize("engine", ["mesh", "deepspeed"])
 def test_twelve_bytes_a_parameter_are_divided_as_eight_are(engine: str) -> None:
     words = ("parallelism.zero=1", "parallelism.data=2", f"parallelism.engine={engine}")
-    jobs = (job_of(composed(*words, optimizer=name)) for name in ("ademamix", "adamw"))
+    jobs = (job_from_recipe(composed(*words, optimizer=name)) for name in ("ademamix", "adamw"))
     one, other = (states(job, rank_parameters(job, 0)) for job in jobs)
     assert one.optimizer == other.optimizer * 12 / 8
     assert one._replace(optimizer=0.0) == other._replace(optimizer=0.0)
@@ -47,7 +47,7 @@ def test_a_search_counts_it_too() -> None:
 @pytest.mark.long
 def test_a_dry_run_holds_what_is_planned() -> None:
     recipe = composed(*FLOAT32, "cluster.device=cuda", "parallelism.zero=1")
-    job, found = job_of(recipe), rehearse(recipe, 0)
+    job, found = job_from_recipe(recipe), rehearse(recipe, 0)
     planned = states(job, rank_parameters(job, 0)).optimizer
     held = found.peaks["update"].by_category["optimizer"]
     assert held == pytest.approx(planned, rel=0.02)

@@ -10,7 +10,7 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
-from components.planner.job import job_of
+from components.planner.job import job_from_recipe
 from components.planner.run_time import Stretch, crossings, steps_seconds, stretches
 from components.planner.time import plan_time
 from tests.components.planner.jobs import ours
@@ -87,7 +87,7 @@ def test_each_batch_is_priced_with_its_own_microbatches() -> None:
         *("budget.ramp_up.increment_tokens=2097152", "budget.ramp_up.over_tokens=209715200"),
         "budget.total_tokens=629145600",
     )
-    run, job, hardware = tuple(stretches(recipe)), job_of(recipe), hardware_of(recipe)
+    run, job, hardware = tuple(stretches(recipe)), job_from_recipe(recipe), hardware_of(recipe)
     assert [(one.steps, one.tokens_per_step // 2_048) for one in run] == [
         (100, 1_024),
         (100, 2_048),
@@ -102,7 +102,7 @@ def test_each_batch_is_priced_with_its_own_microbatches() -> None:
 def test_a_ramp_up_takes_more_steps_and_longer() -> None:
     with_ramp = compose("recipe=bloom176b", "cluster=jean_zay")
     without = compose("recipe=bloom176b", "cluster=jean_zay", "budget.ramp_up=none")
-    job, hardware = job_of(without), hardware_of(without)
+    job, hardware = job_from_recipe(without), hardware_of(without)
     full = plan_time(job, hardware, SPEED)
     assert with_ramp.derived.steps > without.derived.steps
     slow, quick = (

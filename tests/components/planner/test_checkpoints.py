@@ -26,10 +26,10 @@ from components.planner.interruptions import (
     job_rate,
     missing_rates,
 )
-from components.planner.job import TrainingJob, job_of
+from components.planner.job import TrainingJob, job_from_recipe
 from components.planner.software import OURS, SoftwareRun, read_software
 from tests.components.checkpoint.saving_cases import save_checkpoint
-from tests.components.distributed.mesh_cases import ORDER, degrees_of
+from tests.components.layouts import parallelism
 
 DATA = "parallelism.data=8"
 
@@ -68,7 +68,7 @@ def test_a_checkpoint_is_as_large_as_the_plan_says(name: str, tmp_path: Path) ->
     """Tied and untied ends, padding rows, experts and learned positions are all written."""
     recipe = compose(f"recipe={name}", "model.dim=64", "precision.compute=bfloat16")
     decoder = build(recipe.model, "model")
-    mesh = build_mesh("cpu", degrees_of({}), ORDER, expert_aware=True)
+    mesh = build_mesh("cpu", parallelism())
     parallel = DataParallel(
         [decoder],
         mesh,
@@ -83,16 +83,16 @@ def test_a_checkpoint_is_as_large_as_the_plan_says(name: str, tmp_path: Path) ->
     folder = save_checkpoint(tmp_path, state, RunProgress(0, 0))
     written = sum(numbers_bytes(file) for file in folder.glob("*.safetensors"))
     counters = [one for name, one in state.tensors().items() if name.endswith(".step")]
-    assert written == checkpoint_bytes(job_of(recipe)) + 4 * len(counters)
+    assert written == checkpoint_bytes(job_from_recipe(recipe)) + 4 * len(counters)
 
 
 def test_bloom_s_checkpoint_has_14_bytes_a_parameter() -> None:
     """Megatron's had 2,294.8 GiB: rounded weights, their masters and two moments."""
-    job = job_of(compose("recipe=bloom176b", "cluster=jean_zay"))
+    job = job_from_recipe(compose("recipe=bloom176b", "cluster=jean_zay"))
     assert checkpoint_bytes(job) == 14 * 176_247_271_424
     assert checkpoint_bytes(job) / 2**30 == pytest.approx(2_294.8, rel=2e-3)
     whole = compose("recipe=bloom176b", "cluster=jean_zay", "precision.weights=float32")
-    assert checkpoint_bytes(job_of(whole)) == 12 * 176_247_271_424
+    assert checkpoint_bytes(job_from_recipe(whole)) == 12 * 176_247_271_424
 
 
 def test_deepspeed_writes_masters_without_the_rounded_weights() -> None:
@@ -103,7 +103,7 @@ def test_deepspeed_writes_masters_without_the_rounded_weights() -> None:
             ("deepspeed", ("parallelism.pipeline=1", "parallelism.tensor=1", DATA)),
         )
     ]
-    mesh, deepspeed = (checkpoint_bytes(job_of(recipe)) for recipe in recipes)
+    mesh, deepspeed = (checkpoint_bytes(job_from_recipe(recipe)) for recipe in recipes)
     assert mesh / 14 == deepspeed / 12
 
 
@@ -115,7 +115,7 @@ def timed(
 
 def test_steps_stall_for_the_copy_or_for_all_of_it() -> None:
     recipe = compose("recipe=bloom176b", "cluster=jean_zay")
-    job, size = job_of(recipe), checkpoint_bytes(job_of(recipe))
+    job, size = job_from_recipe(recipe), checkpoint_bytes(job_from_recipe(recipe))
     run = run_figures(copy_gigabytes_per_second=5.0)
     goes_on = timed(job, recipe.cluster, run)
     waits = timed(job, recipe.cluster, run, asynchronous=False)
@@ -127,7 +127,7 @@ def test_steps_stall_for_the_copy_or_for_all_of_it() -> None:
 def test_writing_and_hashing_by_all_ranks_take_as_long_as_the_slower() -> None:
     recipe = compose("recipe=bloom176b", "cluster=jean_zay")
     cluster = on_storage(recipe.cluster, read_gigabytes_per_second=100.0)
-    job = job_of(recipe)
+    job = job_from_recipe(recipe)
     saving = timed(job, cluster, run_figures(hash_gigabytes_per_second=2.0))
     size = checkpoint_bytes(job)
     assert saving.write == saving.whole == pytest.approx(size / 61.6e9)
@@ -139,7 +139,7 @@ def test_writing_and_hashing_by_all_ranks_take_as_long_as_the_slower() -> None:
 
 def test_faster_storage_and_hashing_never_stall_longer() -> None:
     recipe = compose("recipe=bloom176b", "cluster=jean_zay")
-    job, stalls = job_of(recipe), []
+    job, stalls = job_from_recipe(recipe), []
     for rate in (1.0, 10.0, 100.0):
         cluster = on_storage(recipe.cluster, write_gigabytes_per_second=rate)
         stalls.append(timed(job, cluster, run_figures(), asynchronous=False).stall)
@@ -161,7 +161,9 @@ def test_few_nodes_get_no_more_of_a_file_system_than_their_network_takes() -> No
 
 def test_storage_that_nobody_measured_is_named_with_what_is_done_instead() -> None:
     unknown = compose("recipe=teuken7b", "cluster=juwels").cluster
-    saving = timed(job_of(compose("recipe=teuken7b", "cluster=juwels")), unknown, run_figures())
+    saving = timed(
+        job_from_recipe(compose("recipe=teuken7b", "cluster=juwels")), unknown, run_figures()
+    )
     assert saving.write is None
     assert saving.whole == saving.hashing == saving.read
     write, read = missing_rates(unknown)

@@ -1,7 +1,5 @@
 """What context ranks send each other, by hand, in the program, and in a step's time."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -19,14 +17,13 @@ from components.planner.communication import (
     expert_bytes,
     expert_seconds,
     gather_bandwidth,
-    group_of,
     key_value_bytes,
     latency,
 )
 from components.planner.job import TrainingJob
 from components.planner.layer import layer_bytes_per_token
 from components.planner.time import plan_time
-from tests.components.distributed.mesh_cases import ORDER, degrees_of
+from tests.components.layouts import parallelism
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 HEADS, GROUPS, HEAD_DIM, LENGTH = 8, 2, 16, 64
@@ -47,9 +44,9 @@ def split(ranks: int, **changes: object) -> TrainingJob:
 def test_keys_and_values_of_a_part_are_counted_by_hand() -> None:
     """2 tensors x 2 heads x 16 numbers x 3 sequences x 16 tokens x 2 bytes."""
     assert key_value_bytes(split(4)) == 2 * 2 * 16 * 3 * 16 * 2
-    halves = replace(split(4), layout=layout(context=4, tensor=2, num_layers=4))
+    halves = split(4).with_layout(tensor=2)
     assert key_value_bytes(halves) == key_value_bytes(split(4)) / 2
-    copies = replace(split(4), layout=layout(context=4, tensor=8, num_layers=4))
+    copies = split(4).with_layout(tensor=8)
     assert key_value_bytes(copies) == key_value_bytes(split(4)) / 2
 
 
@@ -67,9 +64,7 @@ def test_the_program_sends_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(collectives, "all_gather", gather)
     monkeypatch.setattr(collectives, "reduce_scatter", scatter)
     with fake_world(1, 4):
-        axis = build_mesh("cpu", degrees_of({"context": 4}), ORDER, expert_aware=True).axis(
-            "context"
-        )
+        axis = build_mesh("cpu", parallelism(context=4)).axis("context")
         core = ContextCore(AttentionCore(dropout=0.0, backends=BACKENDS), axis)
         part = LENGTH // 4
         places = SequencePart(rank=1, ranks=4).places(part, torch.device("cpu"))
@@ -157,9 +152,9 @@ def test_ways_in_parts_take_what_a_channel_and_a_device_take_one_after_the_other
 ) -> None:
     where = layout(expert=4, num_layers=4, expert_overlap=parts)
     several = job(gpt(dim=4_096, num_layers=4, num_heads=8), where, sequence_length=4_096)
-    place = group_of(several.layout, "expert")
+    place = several.groups.along("expert")
     hardware = hopper()
-    rate = gather_bandwidth(hardware, place, several.layout.devices_per_node)
+    rate = gather_bandwidth(hardware, place, several.devices_per_node)
     way = expert_bytes(several) / parts / rate + latency(hardware, place)
     computed = computed_per_way * way
     channel = [way * (part + 1) for part in range(parts)]  # all depart at once

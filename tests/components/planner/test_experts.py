@@ -175,7 +175,7 @@ def test_plain_expert_ranks_average_among_data_ranks_and_then_their_shards() -> 
     parts = [2 * dense * 5 / 6, 2 * expert * 5 / 6]
     assert scattered == pytest.approx([*parts, 2 * 2 * dense / 6 / 2])
     assert spread == pytest.approx([*parts, 0.0])
-    aware = replace(plain, layout=replace(where, expert_aware=True))
+    aware = plain.with_layout(expert_aware=True)
     groups = Counter(axis for axis, *_ in averaged_bytes(aware, 0))
     assert groups == {"dense": 1, "data": 1}
 

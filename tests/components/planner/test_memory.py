@@ -119,7 +119,7 @@ def test_full_recomputation_keeps_a_layer_s_input_alone() -> None:
 def test_1f1b_keeps_as_many_microbatches_as_ranks_follow_and_gpipe_all() -> None:
     where = layout(pipeline=4)
     assert [microbatches_kept(job(MIDDLE, where), rank) for rank in range(4)] == [4, 3, 2, 1]
-    gpipe = replace(where, schedule="gpipe")
+    gpipe = layout(pipeline=4, schedule="gpipe")
     assert microbatches_kept(job(MIDDLE, gpipe), 3) == 8
     pairs = layout(pipeline=4, schedule="interleaved", stages_per_rank=2)
     assert microbatches_kept(job(MIDDLE, pairs), 0) == (4 + 6 + 1) / 2
@@ -151,7 +151,7 @@ def test_microbatches_in_flight_keep_cast_weights_unless_layers_are_recomputed()
     counts = [layers] * 4  # 8 layers a stage, and nothing of the ends
     kept = [4 * 2 * counts[0], 3 * 2 * counts[1], 2 * 2 * counts[2], 2 * counts[3]]
     assert [rank.casts for rank in memory.ranks] == pytest.approx(kept)
-    again = plan_memory(replace(casting, recompute="full"), hopper(), ours().memory)
+    again = plan_memory(casting.with_layout(recompute="full"), hopper(), ours().memory)
     assert {rank.casts for rank in again.ranks} == {0.0}
 
 
@@ -192,7 +192,7 @@ def test_the_update_is_the_peak_where_a_bucket_is_more_than_the_passes() -> None
     assert rank.update.step == 900_000_000 * sharing.gather_bytes
     assert rank.parts()["step_bytes"] == rank.update.step
     assert rank.parts()["activations_bytes"] == 0
-    small = replace(sharing, layout=replace(where, bucket_elements=1_000_000))
+    small = sharing.with_layout(bucket_elements=1_000_000)
     usual = plan_memory(small, hopper(), ours().memory).ranks[0]
     assert usual.update.step == SMALL.padded_vocab_size * SMALL.dim * sharing.gather_bytes
     assert usual.parts()["step_bytes"] == 0
@@ -269,7 +269,7 @@ def test_inputs_stay_as_gathered_but_where_they_are_gathered_again() -> None:
     )
     inputs = 2 * MIDDLE.num_layers * 2 * MIDDLE.dim * sliced.microbatch_tokens
     assert more - less == pytest.approx(inputs * 3 / 4 * ours().memory.fragmentation)
-    compiled = plan_memory(replace(sliced, compiled=True), hopper(), ours().memory)
+    compiled = plan_memory(sliced.with_layout(compile="layers"), hopper(), ours().memory)
     assert compiled.ranks[0].activations == more  # a graph keeps what its collectives gave
 
 

@@ -38,10 +38,10 @@ def test_sharing_more_keeping_less_and_smaller_microbatches_never_need_more(
     where = layout(tensor=tensor, pipeline=pipeline, data=data, zero=zero)
     one = job(MIDDLE, where, cast_bytes=casts, microbatch_sequences=2)
     before = peak(one)
-    assert peak(replace(one, microbatch_sequences=1)) < before
-    assert peak(replace(one, recompute="full")) < before
-    assert peak(replace(one, layout=replace(where, zero=zero + 1))) <= before
-    assert peak(replace(one, layout=replace(where, schedule="gpipe"))) >= before
+    assert peak(one.with_layout(microbatch_sequences=1)) < before
+    assert peak(one.with_layout(recompute="full")) < before
+    assert peak(one.with_layout(zero=zero + 1)) <= before
+    assert peak(one.with_layout(schedule="gpipe")) >= before
     assert peak(replace(one, sequence_length=8_192)) > before
 
 
@@ -59,7 +59,7 @@ def test_less_memory_never_makes_a_verdict_kinder(factor: float, tensor: int) ->
 def test_expert_ranks_share_dense_state_only_if_the_optimizer_is_aware() -> None:
     """Mula's EPSO: dense state over data x expert ranks, experts' over data ranks."""
     aware = job(MIXTURE, layout(data=4, expert=8, zero=1))
-    plain = replace(aware, layout=replace(aware.layout, expert_aware=False))
+    plain = aware.with_layout(expert_aware=False)
     parameters = held(aware, 0)
     assert parameters.expert == 32 * 8 * 3 * 4_096 * 1_024
     state = 12 * parameters.expert / 4

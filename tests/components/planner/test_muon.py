@@ -10,9 +10,9 @@ from command.composition.compose import compose_recipe
 from components.build import build
 from components.config.recipe import Recipe
 from components.planner.interruptions import checkpoint_bytes
-from components.planner.job import job_of
+from components.planner.job import job_from_recipe
 from components.planner.states import rank_parameters, states
-from tests.components.planner.jobs import layout
+from tests.components.layouts import parallelism
 
 SMALL = (
     "model.dim=32",
@@ -48,7 +48,7 @@ def held_bytes(recipe: Recipe) -> tuple[int, int]:
 )
 def test_the_plan_counts_the_state_that_a_step_leaves(words: tuple[str, ...]) -> None:
     recipe = composed(*words, *FLOAT32)
-    job = job_of(recipe)
+    job = job_from_recipe(recipe)
     weights, state = held_bytes(recipe)
     found = states(job, rank_parameters(job, 0))
     norms = weights - found.weights  # beside the layers: a few vectors that no plan counts
@@ -58,7 +58,7 @@ def test_the_plan_counts_the_state_that_a_step_leaves(words: tuple[str, ...]) ->
 
 
 def test_ranks_share_ones_momentum_as_they_share_two_moments() -> None:
-    job = job_of(composed("teuken7b", *FLOAT32))
+    job = job_from_recipe(composed("teuken7b", *FLOAT32))
     alone = states(job, rank_parameters(job, 0))
-    shared = replace(job, layout=layout(data=4, zero=1, num_layers=2))
+    shared = replace(job, layout=parallelism(data=4, zero=1))
     assert states(shared, rank_parameters(shared, 0)).optimizer == alone.optimizer / 4

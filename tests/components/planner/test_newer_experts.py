@@ -22,7 +22,7 @@ def mixture(**changes: int) -> TrainingJob:
     shape = gpt(num_layers=12, dim=1_024, num_heads=8)
     parts = {"mlp": SHARED, "dense_mlp": DENSE, "num_dense_layers": 2, "tied_embeddings": False}
     shape = shape.model_copy(update=parts)
-    cut = layout(pipeline=2, layers=(6, 6), expert=2, data_shard=2, **changes)
+    cut = layout(pipeline=2, layers_by_stage=(6, 6), expert=2, data_shard=2, **changes)
     return job(shape, cut)
 
 
@@ -45,7 +45,8 @@ def test_the_last_stage_has_what_predicts_further_tokens_and_the_embedding(tied:
     further = replace(
         plain,
         shape=shape.model_copy(update=changes),
-        layout=replace(plain.layout, mtp_depth=2, recompute_every=5),
+        layout=plain.layout.model_copy(update={"recompute_every": 5}),
+        mtp_depth=2,
     )
     held = [states.rank_parameters(further, rank) for rank in (0, 1)]
     count = sum(rank.dense + 2 * rank.expert for rank in held)
@@ -54,8 +55,11 @@ def test_the_last_stage_has_what_predicts_further_tokens_and_the_embedding(tied:
     assert count + norms == total + again
     assert held[1].expert == (6 + 2) * 8 * SHARED.expert_parameters(1_024) / 2
     assert held[1].ends == (1 if tied else 2) * again
-    assert further.kinds_of((1,))[0][1:] == (8, 1)  # of layers 6 to 13 number 10 is recomputed
-    alone = replace(further, layout=replace(further.layout, mtp_depth=0))
+    assert further.layer_kinds((1,))[0][1:] == (
+        8,
+        1,
+    )  # of layers 6 to 13 number 10 is recomputed
+    alone = replace(further, mtp_depth=0)
     one, more = (head_seconds(x, hopper(), ours().speed) for x in (alone, further))
     assert more[1] == pytest.approx(3 * one[1])
     assert more[0] > 3 * one[0]
@@ -68,10 +72,10 @@ def test_the_last_stage_has_what_predicts_further_tokens_and_the_embedding(tied:
 
 def test_the_first_stage_has_the_dense_layers_and_the_second_has_none() -> None:
     model = mixture()
-    assert [kind[1:] for kind in model.kinds_of((0,))] == [(4, 4), (2, 2)]
-    assert [kind[1:] for kind in model.kinds_of((1,))] == [(6, 6), (0, 0)]
-    third = replace(model, layout=replace(model.layout, recompute_every=3))
-    assert [kind[1:] for kind in third.kinds_of((0,))] == [(4, 1), (2, 1)]  # layers 3 and 0
+    assert [kind[1:] for kind in model.layer_kinds((0,))] == [(4, 4), (2, 2)]
+    assert [kind[1:] for kind in model.layer_kinds((1,))] == [(6, 6), (0, 0)]
+    third = model.with_layout(recompute_every=3)
+    assert [kind[1:] for kind in third.layer_kinds((0,))] == [(4, 1), (2, 1)]  # layers 3 and 0
 
 
 def test_a_shared_expert_is_two_products_more_of_all_tokens() -> None:

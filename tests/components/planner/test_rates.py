@@ -13,7 +13,7 @@ from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.config.model_spec.initialization import NormalSpec
 from components.config.model_spec.norms import NormSpec
 from components.config.model_spec.positions import PositionsSpec
-from components.planner.result import flops_by_convention
+from components.planner.rates import flops_by_convention
 from tests.components.planner.jobs import gpt
 
 LLAMA_3_8B = DecoderSpec(

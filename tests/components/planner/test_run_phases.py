@@ -35,11 +35,11 @@ def test_a_phase_that_changes_nothing_costs_what_its_steps_cost_before() -> None
     plain, cut = planned(), planned(same={"from_tokens": HALF})
     assert plain.bill is not None
     assert cut.bill is not None
-    assert plain.course is not None
-    assert cut.course is not None
+    assert plain.run is not None
+    assert cut.run is not None
     assert cut.bill.steps == plain.bill.steps
     assert cut.bill.useful_days == pytest.approx(plain.bill.useful_days)
-    assert cut.course.work.evaluation == pytest.approx(plain.course.work.evaluation)
+    assert cut.run.work.evaluation == pytest.approx(plain.run.work.evaluation)
     # It begins with a job of its own, and the checkpoint before it is due at the border.
     assert plain.bill.jobs is not None
     assert cut.bill.jobs is not None
@@ -57,13 +57,14 @@ def test_each_phase_has_the_step_of_a_run_of_its_own_and_all_add_up() -> None:
     alone["budget"]["sequence_length"] = 65_536
     alone["parallelism"] |= {"context": 8, "data": 16, "data_shard": 16}
     other = plan_recipe(check_recipe(alone))
-    assert plan.phases[1].step == other.time
+    assert plan.phases[1].time == other.time
     assert plan.phases[1].memory == other.memory
     assert plan.fullest.peak == max(plan.memory.peak, other.memory.peak)
     first, long = plan_result(recipe, plan).phases
     assert (first.name, long.name) == ("", "long")
     assert long.tokens_per_step == first.tokens_per_step == 4_194_304
-    assert long.layout == {"data": 16, "tensor": 2, "pipeline": 2, "expert": 1, "context": 8}
+    degrees = {"data": 16, "tensor": 2, "pipeline": 2, "expert": 1, "context": 8}
+    assert long.model_dump()["layout"] == degrees
     assert other.time is not None
     assert long.device_hours == pytest.approx(long.steps * other.time.total / HOUR * 512)
     assert plan.bill is not None
@@ -83,7 +84,7 @@ def test_a_machine_whose_steps_nobody_can_predict_still_has_the_memory_of_each_p
     }
     plan = plan_recipe(check_recipe({**tree, "phases": {"long": LONG}}))
     assert plan.time is None
-    assert [one.step for one in plan.phases] == [None, None]
+    assert [one.time for one in plan.phases] == [None, None]
     first, long = plan_result(base(), plan).phases
     assert first.device_hours is long.device_hours is None
     assert long.peak_bytes == round(plan.phases[1].memory.peak)

@@ -7,8 +7,9 @@ import pytest
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
-from components.planner.plan import Bill, Plan, plan_recipe
-from components.planner.run_time import Course
+from components.planner.cost import CostEstimate
+from components.planner.plan import Plan, plan_recipe
+from components.planner.run_time import RunTimeline
 from components.planner.time import evaluation_seconds, forward_seconds, rank_seconds
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
@@ -21,14 +22,14 @@ def planned(*words: str) -> Plan:
     return plan_recipe(compose_recipe(read_point(list(words))))
 
 
-def billed(plan: Plan) -> Bill:
+def billed(plan: Plan) -> CostEstimate:
     assert plan.bill is not None
     return plan.bill
 
 
-def course_of(plan: Plan) -> Course:
-    assert plan.course is not None
-    return plan.course
+def course_of(plan: Plan) -> RunTimeline:
+    assert plan.run is not None
+    return plan.run
 
 
 def on_nodes(recipe: Recipe, **sections: dict[str, float]) -> Recipe:

@@ -166,7 +166,7 @@ def test_the_microbatches_in_flight_are_those_that_memory_counts(
             )
             kept = [microbatches_kept(one, rank) for rank in range(pipeline)]
             assert kept == [most_in_flight(order) / stages for order in listed]
-            decides = max(kept[rank] for rank in deciding_ranks(where))
+            decides = max(kept[rank] for rank in deciding_ranks(one))
             assert decides == max(kept)
 
 

@@ -10,11 +10,10 @@ from command.composition.compose import compose, compose_recipe
 from command.composition.layout_search import SearchResult
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
-from components.planner.communication import group_of
 from components.planner.layouts import Layouts
 from components.planner.memory import deciding_ranks, plan_memory, rank_memory
 from components.planner.plan import plan_recipe
-from components.planner.search import BEST, Prices, search_layouts, weighed
+from components.planner.search import BEST, Prices, penalise_tight, search_layouts
 from components.planner.software import OURS, read_software
 from components.planner.time import plan_time
 from tests.recipes.test_plans import RECIPES
@@ -59,7 +58,9 @@ def test_at_home_the_first_choice_is_no_slower_and_has_the_same_mathematics(name
     assert best.time.total == pytest.approx(found.search.best[0].time.total)
     assert best.memory.peak == pytest.approx(found.search.best[0].peak)
     if paper.memory.verdict != "does_not_fit":
-        assert found.search.best[0].cost <= weighed(paper.time.total, paper.memory.verdict)
+        assert found.search.best[0].cost <= penalise_tight(
+            paper.time.total, paper.memory.verdict
+        )
     if paper.memory.verdict == "fits":
         assert best.time.total <= paper.time.total
 
@@ -69,11 +70,12 @@ def test_at_home_the_first_choice_is_no_slower_and_has_the_same_mathematics(name
 def test_at_home_tensor_ranks_stay_inside_a_node_and_the_pipeline_goes_across(
     name: str,
 ) -> None:
-    layout = plan_recipe(searched(name).recipe).job.layout
-    assert group_of(layout, "tensor").nodes == 1
-    more_than_a_node = layout.ranks > layout.devices_per_node
+    groups = searched(name).recipe.rank_groups
+    layout = groups.layout
+    assert groups.along("tensor").nodes == 1
+    more_than_a_node = layout.ranks > groups.devices_per_node
     if layout.pipeline > 1 and more_than_a_node and layout.rank_order[0] == "pipeline":
-        assert group_of(layout, "pipeline").nodes > 1
+        assert groups.along("pipeline").nodes > 1
 
 
 @pytest.mark.long
@@ -91,7 +93,7 @@ def test_bounds_and_shared_parts_give_the_order_of_pricing_every_layout_alone() 
             if memory.verdict != "does_not_fit":
                 fitting += 1
                 seconds = plan_time(job, hardware, software.speed).total
-                costs.add(round(weighed(seconds, memory.verdict), 9))
+                costs.add(round(penalise_tight(seconds, memory.verdict), 9))
     assert search.fitting == fitting
     assert [round(one.cost, 9) for one in search.best] == sorted(costs)[:BEST]
 
@@ -105,13 +107,11 @@ def test_the_fullest_rank_is_among_the_deciding_ones(schedule: str) -> None:
         read_point(["recipe=bloom176b", "cluster=jean_zay", "budget.ramp_up=none", *words])
     )
     plan, software = plan_recipe(recipe), read_software(OURS)
-    some = [
-        rank_memory(plan.job, rank, software.memory) for rank in deciding_ranks(plan.job.layout)
-    ]
+    some = [rank_memory(plan.job, rank, software.memory) for rank in deciding_ranks(plan.job)]
     assert len(some) < plan.job.layout.pipeline
     assert max(rank.peak for rank in some) == plan.memory.peak
 
 
 def test_a_tight_layout_comes_first_only_where_it_is_a_sixth_faster() -> None:
-    assert weighed(6.0, "tight") == pytest.approx(7.0)
-    assert weighed(6.0, "fits") == 6.0
+    assert penalise_tight(6.0, "tight") == pytest.approx(7.0)
+    assert penalise_tight(6.0, "fits") == 6.0

@@ -1,6 +1,5 @@
 """Step time: the papers' formulas, and that every change moves it the right way."""
 
-from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -8,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.config.rank_groups import place_group
 from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
-from components.planner.communication import group, node_rate
+from components.planner.communication import node_rate
 from components.planner.layer import layer_seconds
 from components.planner.products import Product, filled_fraction
 from components.planner.schedule import bubble_fraction
@@ -40,10 +40,10 @@ def test_a_zero_bubble_leaves_a_third() -> None:
 
 
 def test_ranks_lie_on_nodes_by_their_stride() -> None:
-    assert (group(8, 1, 8).nodes, group(8, 1, 8).on_node) == (1, 8)
-    assert (group(16, 1, 8).nodes, group(16, 1, 8).on_node) == (2, 8)
-    assert (group(4, 8, 8).nodes, group(4, 8, 8).on_node) == (4, 1)
-    assert (group(4, 4, 8).nodes, group(4, 4, 8).on_node) == (2, 2)
+    assert (place_group(8, 1, 8).nodes, place_group(8, 1, 8).on_node) == (1, 8)
+    assert (place_group(16, 1, 8).nodes, place_group(16, 1, 8).on_node) == (2, 8)
+    assert (place_group(4, 8, 8).nodes, place_group(4, 8, 8).on_node) == (4, 1)
+    assert (place_group(4, 4, 8).nodes, place_group(4, 4, 8).on_node) == (2, 2)
 
 
 def test_bandwidth_between_measured_node_counts_lies_between_theirs() -> None:
@@ -112,7 +112,7 @@ def test_less_of_anything_never_makes_a_step_shorter(
     rate = machine.memory_gigabytes_per_second * factor
     slow = machine.model_copy(update={"memory_gigabytes_per_second": rate})
     assert plan_time(one, slow, SPEED).total > before
-    full = replace(one, recompute="full")
+    full = one.with_layout(recompute="full")
     assert plan_time(full, machine, SPEED).total >= before
 
 

@@ -8,7 +8,7 @@ from command.arguments import ROOT, read_point
 from command.composition.compose import compose_recipe
 from components.config.schema.cluster import Preflight
 from components.planner.interruptions import checkpoint_bytes
-from components.planner.job import job_of
+from components.planner.job import job_from_recipe
 from components.preflight.node_checks import GIB, check_place, check_places
 
 LIMITED = """
@@ -48,7 +48,7 @@ def test_the_run_needs_room_for_as_many_checkpoints_as_conf_says(
 ) -> None:
     recipe = compose_recipe(read_point(["recipe=teuken7b", "cluster=juwels"]))
     run, temporary = check_places(recipe, rules, tmp_path)
-    expected = 2 * checkpoint_bytes(job_of(recipe)) / GIB
+    expected = 2 * checkpoint_bytes(job_from_recipe(recipe)) / GIB
     assert expected > 1
     assert run.expected == f"writable, {expected:.1f} GiB free"
     assert temporary.expected == "writable, 1.0 GiB free"

@@ -3,7 +3,7 @@
 import pytest
 
 from components.config.rules.attention import attention_backends, attention_passes
-from components.planner.job import job_of
+from components.planner.job import job_from_recipe
 from tests.components.config.conftest import Compose
 
 GPU = "cluster.device=cuda"
@@ -38,4 +38,4 @@ def test_a_kernel_that_keeps_the_matrix_of_scores_counts_for_all_layers(
     compose: Compose, order: str, fused: bool
 ) -> None:
     words = (GPU, PATTERN, f"model.attention.backends={order}", "cluster=juwels")
-    assert job_of(compose(*words)).fused_attention == fused
+    assert job_from_recipe(compose(*words)).fused_attention == fused

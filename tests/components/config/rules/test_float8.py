@@ -9,7 +9,7 @@ from components.config.key_groups import KeyGroup
 from components.config.recipe import Recipe
 from components.config.rules.check import warnings_of
 from components.errors import RecipeError
-from components.planner.job import job_of
+from components.planner.job import job_from_recipe
 from tests.components.config.conftest import Compose
 
 # A machine whose devices have it, and a layout without tensor ranks.
@@ -119,7 +119,7 @@ def test_a_machine_whose_profile_has_no_peak_in_it_is_refused(cluster: str) -> N
 def test_it_is_planned_as_bfloat16_and_that_is_said() -> None:
     float8 = full("precision=fp8", "parallelism.compile=layers")
     words = ("parallelism.compile=layers", "precision.weights=float32")  # torchao rounds them
-    assert job_of(float8) == job_of(full(*words))
+    assert job_from_recipe(float8) == job_from_recipe(full(*words))
     (line,) = warnings_of(float8)
     assert line.startswith("precision.compute: float8 is planned as bfloat16")
     assert warnings_of(full()) == ()

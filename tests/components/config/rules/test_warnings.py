@@ -11,7 +11,7 @@ import pytest
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
-from components.config.rules.check import rank_stride, warnings_of
+from components.config.rules.check import warnings_of
 from components.config.schema.sections import Axis
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -66,8 +66,9 @@ def test_groups_are_counted_as_an_enumeration_counts_them(
 
 def test_the_fastest_axis_has_neighbouring_ranks() -> None:
     recipe = compose("parallelism.rank_order=[tensor,data,expert,context,pipeline]")
-    strides = {axis: rank_stride(recipe, axis) for axis in ("pipeline", "data", "tensor")}
-    assert strides == {"pipeline": 1, "data": 2, "tensor": 256}
+    groups = recipe.rank_groups
+    strides = groups.stride("pipeline"), groups.stride("data"), groups.stride("tensor")
+    assert strides == (1, 2, 256)
 
 
 def test_show_prints_warnings_on_standard_error_alone(tmp_path: Path) -> None:
