@@ -9,7 +9,7 @@ import torch
 from components.build import build
 from components.config.schema.types import thaw
 from components.config.shape import ModelShape, MTPShape
-from components.convert.newer_experts import DeepseekV3
+from components.convert.experts import DEEPSEEK_V3
 from components.errors import RecipeError
 from tests.components.config.test_features import compose
 
@@ -25,7 +25,9 @@ def test_deepseek_v3_has_11_61_billion_beside_its_671() -> None:
     config = json.loads(DEEPSEEK.read_text("utf-8")) | {"num_nextn_predict_layers": 1}
     norm = {"weight": True, "bias": False}
     rows = dict.fromkeys(("vocab_size", "padded_vocab_size"), config["vocab_size"])
-    shape = ModelShape.model_validate(DeepseekV3().section(config) | rows | {"norm": norm})
+    shape = ModelShape.model_validate(
+        DEEPSEEK_V3.import_section(config)[0] | rows | {"norm": norm}
+    )
     dim, expert = 7_168, 3 * 7_168 * 2_048
     layer = 187_107_328 + 256 * dim + 257 * expert + 2 * dim  # without the router's biases
     assert shape.mtp_parameters == layer + 2 * dim**2 + 3 * dim == 11_610_067_968
