@@ -4,8 +4,8 @@ Mistral is https://arxiv.org/abs/2310.06825, OLMo-3 https://arxiv.org/abs/2512.1
 https://arxiv.org/abs/2503.19786; keys and defaults are those of ``transformers``.
 
 The class of Gemma 3 adds 1 to the weights of its norms. Here they hold the sum, so weight decay
-The class of Gemma 3 adds 1 to the weights of its norms. Here they hold the sum, so weight decay
-would pull them to 0, the class's to 1: decay matrices (``optimizer.decay: matrices``), and
+pulls them to 0, and those of the class to 1. With ``optimizer.decay: matrices`` there is no
+difference except in the last bit (`components.convert.param_mapping.MINUS_ONE`).
 """
 
 from collections.abc import Sequence
