@@ -9,8 +9,8 @@ from components.checkpoint.loading import CheckpointChoice, newest_weights
 from components.config.phases import recipe_before
 from components.config.recipe import Recipe
 from components.config.schema.types import thaw
-from components.convert.family import HFFamily
 from components.convert.folder import Rows, write_card, write_folder
+from components.convert.hf_family import HFFamily
 from components.convert.reading import load_weights
 from components.run.folder import RunFolder
 from components.run.records import Results

@@ -146,7 +146,7 @@ def _overlaid(below: Tree, above: Tree) -> Tree:
 
 def _resolved(model: Tree) -> Tree:
     """Put the norm where it is referred to."""
-    from components.convert.llama import SAME_NORM  # imports torch
+    from components.convert.hf_family import SAME_NORM  # imports torch
 
     def put(value: Any) -> Any:
         if isinstance(value, dict):

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 from components.config.part_nodes import read_decoder
 from components.config.suggestions import respelt
-from components.convert.family import HFFamily, Section, all_families, choose_family
+from components.convert.family import FAMILIES, choose_family
+from components.convert.hf_family import ANY, HFFamily, Section
+from components.convert.rotations import FULL
 from components.errors import RecipeError
 from components.json_file import read_mapping
 
@@ -35,9 +37,6 @@ UNREAD = frozenset({
 })
 # Keys of which one value alone is what the classes compute by themselves.
 PLAIN: Mapping[str, Any] = {"is_encoder_decoder": False, "add_cross_attention": False}
-# What the keys hold whose default is to be worked out; of other such keys it is a number.
-FORMS: Mapping[str, object] = {"rope_scaling": {}, "rope_parameters": {}, "layer_types": []}
-FULL = "full_attention"
 
 
 class ImportedModel(NamedTuple):
@@ -62,18 +61,16 @@ def read_config(folder: Path) -> ImportedModel:
     file = folder / FILE
     config, family = read_known(file)
     try:
-        section = family.section(config)
-        read = family.read(config)
+        section, context_tokens = family.import_section(config)
     except RecipeError as error:
         raise RecipeError(f"{file}: {error.path}", error.problem, error.remedy) from None
-    longest = read.get("max_position_embeddings") or read.get("n_positions")
     remarks = tuple(
         f"{key} in {file} is not followed: no code of the folder is ever run"
         for key in CODE
         if config.get(key)
     )
     pieces = config["vocab_size"]
-    return ImportedModel(file, config, family, section, pieces, longest, remarks)
+    return ImportedModel(file, config, family, section, pieces, context_tokens, remarks)
 
 
 def read_known(file: Path) -> tuple[dict[str, Any], HFFamily]:
@@ -104,7 +101,7 @@ def check_same(imported: ImportedModel, section: Mapping[str, Any]) -> None:
         problem = f"{family.architecture} would become {found.architecture}"
         remedy = "its family in components/convert does not say yet what a recipe has of it"
         raise RecipeError(str(imported.file), problem, remedy)
-    theirs, ours = family.stated(imported.config), family.shape(features)
+    theirs, ours = family.read_hf_config(imported.config), family.write_hf_config(features)
     different = [
         f"{key}: {theirs[key]!r}, but a recipe of this kind has {ours[key]!r}"
         for key in ours
@@ -118,7 +115,7 @@ def check_same(imported: ImportedModel, section: Mapping[str, Any]) -> None:
 
 def _find_family(config: Mapping[str, Any]) -> HFFamily:
     kind = config.get("model_type")
-    families = {family.model_type: family for family in all_families()}
+    families = {family.model_type: family for family in FAMILIES}
     if not isinstance(kind, str) or kind not in families:
         problem = f"{kind!r} is none of the families that are known here"
         raise RecipeError("model_type", problem, respelt(str(kind), families))
@@ -128,16 +125,16 @@ def _find_family(config: Mapping[str, Any]) -> HFFamily:
 def _check_keys(config: Mapping[str, Any], family: HFFamily) -> None:
     """Refuse a key that may change the model, and a value of another kind than its key's."""
     _check_kind("vocab_size", config.get("vocab_size"), 1)
-    defaults = {name: default for name, (default, _) in family.keys.items()}
-    examples = {**defaults, **family.trained}
+    examples = {
+        spelling: row.example
+        for row in (*family.settings, *family.training)
+        for spelling in row.spellings or (row.key,)
+    }
     if "rope_theta" in examples:
-        examples["rope_parameters"] = None
-    examples.update({name: one for name, one in FORMS.items() if name in examples})
-    examples.update(family.forms)
+        examples["rope_parameters"] = {}
     for key, value in config.items():
-        name = family.spellings.get(key, key)
-        if name in examples:
-            _check_kind(key, value, examples[name])
+        if key in examples:
+            _check_kind(key, value, examples[key])
         elif not _changes_nothing(key, value, family):
             problem = f"{value!r}, but no {family.architecture} here has it"
             remedy = "what it changes is not known; take it out of a copy of the file only if"
@@ -145,16 +142,18 @@ def _check_keys(config: Mapping[str, Any], family: HFFamily) -> None:
 
 
 def _changes_nothing(key: str, value: object, family: HFFamily) -> bool:
-    if value is None or key in UNREAD or key in family.unread:
+    if value is None or key in UNREAD or key in family.ignored:
         return True
     if key == "layer_types":
         return isinstance(value, list) and all(kind == FULL for kind in value)
-    plain = {**PLAIN, **family.plain}
-    return key in plain and value == plain[key]
+    accepted = {**PLAIN, **family.accepted}
+    return key in accepted and value == accepted[key]
 
 
 def _check_kind(key: str, value: object, like: object) -> None:
     """Compare a value with the kind that the key has, which ``like`` is one of."""
+    if like is ANY:
+        return
     match like:
         case bool():
             wanted, holds = "true or false", isinstance(value, bool)

@@ -12,9 +12,10 @@ from components.config.fingerprint import compute_fingerprint
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.part_nodes import read_decoder
 from components.config.recipe import Recipe
-from components.convert.family import HFFamily, choose_family
+from components.convert.family import choose_family
+from components.convert.hf_family import HFFamily
 from components.convert.hf_shards import MAX_SHARD_BYTES, write_shards
-from components.convert.links import FURTHER
+from components.convert.param_mapping import MTP_PREFIX
 from components.convert.tokenizer import write_tokenizer
 from components.data.files import create_folder
 from components.errors import RecipeError
@@ -178,8 +179,8 @@ def make_config(
         "model_type": family.model_type,
         "torch_dtype": dtype,
         "vocab_size": rows,
-        **family.shape(features),
-        **family.training(features, context_tokens),
+        **family.write_hf_config(features),
+        **family.write_training(features, context_tokens),
         **ids,
         "use_cache": True,
     }
@@ -188,15 +189,15 @@ def make_config(
 def their_tensors(
     parameters: Mapping[str, Tensor], family: HFFamily, features: DecoderSpec, *, rows: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the class's tensors under its names, made one link at a time."""
-    linked: set[str] = set()
-    for link in family.links(features):
-        ours = [parameters[name].detach() for name in link.ours]
-        theirs = link.to_theirs(ours)
-        linked.update(link.ours)
-        for name, tensor in zip(link.theirs, theirs, strict=True):
-            tensor = tensor[:rows] if link.is_vocabulary else tensor
-            yield name, tensor.clone() if link.is_copy else tensor  # else one memory
+    """Yield the class's tensors under its names, made one mapping at a time."""
+    mapped: set[str] = set()
+    for mapping in family.param_mappings(features):
+        ours = [parameters[name].detach() for name in mapping.ours]
+        theirs = mapping.transform.to_theirs(ours)
+        mapped.update(mapping.ours)
+        for name, tensor in zip(mapping.theirs, theirs, strict=True):
+            tensor = tensor[:rows] if mapping.is_vocabulary else tensor
+            yield name, tensor.clone() if mapping.is_copy else tensor  # else one memory
     # What predicts further tokens serves training; few classes have a place for it.
-    left = {name for name in set(parameters) - linked if not name.startswith(FURTHER)}
+    left = {name for name in set(parameters) - mapped if not name.startswith(MTP_PREFIX)}
     assert not left, f"{family.architecture} has no place for {sorted(left)}"

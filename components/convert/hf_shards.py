@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file as save_privately
 from torch import Tensor
 
-from components.convert.links import check_values
+from components.convert.param_mapping import check_values
 from components.data.files import check_regular
 from components.errors import RecipeError
 from components.json_file import read_mapping

@@ -16,9 +16,10 @@ from components.checkpoint.saving import WEIGHTS, master_of
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.part_nodes import read_decoder
 from components.convert import universal
-from components.convert.family import HFFamily, choose_family
+from components.convert.family import choose_family
+from components.convert.hf_family import HFFamily
 from components.convert.hf_shards import ShardReader
-from components.convert.links import FURTHER, TensorLink, name_differences
+from components.convert.param_mapping import MTP_PREFIX, ParamMapping, name_differences
 from components.convert.tokenizer import count_pieces
 from components.distributed.weight_shards import rows_of
 from components.errors import RecipeError
@@ -73,72 +74,76 @@ def read_folder(
     features = read_decoder(section)
     if (folder / universal.PARTS).is_dir():
         reader = universal.UniversalReader(folder)
-        links = universal.link_universal(folder, features, reader.names())
+        mappings = universal.map_universal(folder, features, reader.names())
         rows = universal.count_rows(folder, features, reader, tokenizer_vocab_size)
-        found = {name: name for link in links for name in link.theirs}
-        _fill(model, reader, links, found=found, rows=rows, remedy=universal.REMEDY)
+        found = {name: name for mapping in mappings for name in mapping.theirs}
+        _fill(model, reader, mappings, found=found, rows=rows, remedy=universal.REMEDY)
         return
     family = choose_family(features)
     config = read_mapping(folder / "config.json", remedy=NO_FOLDER)
     _check_config(str(folder / "config.json"), config, family, features)
     _check_vocabulary(folder, features, config.get("vocab_size"), tokenizer_vocab_size)
-    links = [link for link in family.links(features) if not link.is_copy]
+    mappings = [row for row in family.param_mappings(features) if not row.is_copy]
     with ShardReader(folder) as shards:
-        found = _match_names(folder, shards.names(), family, links, features)
+        found = _match_names(folder, shards.names(), family, mappings, features)
         remedy = "the folder contradicts its own config.json; fetch it again"
-        _fill(model, shards, links, found=found, rows=config["vocab_size"], remedy=remedy)
+        _fill(model, shards, mappings, found=found, rows=config["vocab_size"], remedy=remedy)
 
 
 def _fill(
     model: nn.Module,
     reader: ShardReader | universal.UniversalReader,
-    links: Sequence[TensorLink],
+    mappings: Sequence[ParamMapping],
     *,
     found: Mapping[str, str],
     rows: int,
     remedy: str,
 ) -> None:
-    """Copy every linked tensor, by the folder's names that ``found`` has for the links'."""
+    """Copy every mapped tensor, by the folder's names in ``found``."""
     parameters = dict[str, Tensor](model.named_parameters()) | dict(model.named_buffers())
-    unlinked = set(parameters) - {name for link in links for name in link.ours}
-    if any(name.startswith(FURTHER) for name in unlinked):
+    unmapped = set(parameters) - {name for mapping in mappings for name in mapping.ours}
+    if any(name.startswith(MTP_PREFIX) for name in unmapped):
         problem = "nothing in these weights predicts further tokens"
         raise RecipeError("model.mtp", problem, "set model.mtp=null, or model.init_from=none")
-    assert not unlinked, f"the weights have no place for {sorted(unlinked)}"
-    held = [link for link in links if all(name in parameters for name in link.ours)]
-    for link in held:  # all shapes are compared first, with ours exported
-        ours = _cut(link, parameters, rows)
+    assert not unmapped, f"the weights have no place for {sorted(unmapped)}"
+    held = [mapping for mapping in mappings if all(name in parameters for name in mapping.ours)]
+    for mapping in held:  # all shapes are compared first, with ours exported
+        ours = _cut(mapping, parameters, rows)
         empty = [torch.empty_like(tensor, device="meta") for tensor in ours]
-        for name, outline in zip(link.theirs, link.to_theirs(empty), strict=True):
+        for name, outline in zip(
+            mapping.theirs, mapping.transform.to_theirs(empty), strict=True
+        ):
             shape, wanted = reader.shape(found[name]), tuple(outline.shape)
             if shape != wanted:
                 problem = f"has shape {list(shape)}, the recipe's model {list(wanted)}"
                 raise RecipeError(found[name], problem, remedy)
     with torch.no_grad():
-        for link in held:
-            theirs = link.to_ours([reader.read(found[name]) for name in link.theirs])
-            kept = _cut(link, parameters, rows)
-            for name, part, tensor in zip(link.ours, kept, theirs, strict=True):
+        for mapping in held:
+            theirs = mapping.transform.to_ours([
+                reader.read(found[name]) for name in mapping.theirs
+            ])
+            kept = _cut(mapping, parameters, rows)
+            for name, part, tensor in zip(mapping.ours, kept, theirs, strict=True):
                 part.copy_(tensor)
                 parameters[name][len(part) :] = 0.0
 
 
-def _cut(link: TensorLink, parameters: Mapping[str, Tensor], rows: int) -> list[Tensor]:
-    """Return a link's parameters without the vocabulary rows that the folder does not have."""
-    ours = [parameters[name] for name in link.ours]
-    return [tensor[:rows] for tensor in ours] if link.is_vocabulary else ours
+def _cut(mapping: ParamMapping, parameters: Mapping[str, Tensor], rows: int) -> list[Tensor]:
+    """Return a mapping's parameters without vocabulary rows that the folder lacks."""
+    ours = [parameters[name] for name in mapping.ours]
+    return [tensor[:rows] for tensor in ours] if mapping.is_vocabulary else ours
 
 
 def _check_config(
     file: str, config: Mapping[str, Any], family: HFFamily, features: DecoderSpec
 ) -> None:
     """Compare what is computed, key by key, and name every difference."""
-    ours, kind = family.shape(features), config.get("model_type")
+    ours, kind = family.write_hf_config(features), config.get("model_type")
     if kind != family.model_type:
         problem = f"model_type is {kind!r}, the recipe's model is of type {family.model_type!r}"
         remedy = "choose the model of the recipe that these weights belong to"
         raise RecipeError(file, problem, remedy)
-    theirs = family.stated(config)
+    theirs = family.read_hf_config(config)
     different = [
         f"{key}: {theirs[key]} there, {here} in the recipe"
         for key, here in ours.items()
@@ -170,19 +175,19 @@ def _match_names(
     folder: Path,
     names: Sequence[str],
     family: HFFamily,
-    links: Sequence[TensorLink],
+    mappings: Sequence[ParamMapping],
     features: DecoderSpec,
 ) -> dict[str, str]:
     """Map the class's names to the folder's, which may lack the prefix."""
-    wanted = {name for link in links for name in link.theirs}
+    wanted = {name for mapping in mappings for name in mapping.theirs}
     found: dict[str, str] = {}
     unknown = []
     for name in names:
-        full = name if name in wanted else f"{family.prefix}{name}"
+        full = name if name in wanted else f"{family.weight_prefix}{name}"
         is_tied_head = name == "lm_head.weight" and name not in wanted
         if full in wanted:
             found[full] = name
-        elif not (is_tied_head or family.leaves_out(features, name)):
+        elif not (is_tied_head or family.is_ignored(features, name)):
             unknown.append(name)
     if said := name_differences(sorted(wanted - found.keys()), unknown):
         remedy = "fetch the folder again, or name one that holds this model whole"

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from components.config.model_spec.decoder import DecoderSpec
-from components.convert import links
-from components.convert.links import TensorLink
+from components.convert import param_mapping
+from components.convert.param_mapping import ParamMapping, norm, vocabulary, weight, with_prefix
 from components.data.files import check_regular
 from components.errors import RecipeError
 
@@ -53,21 +53,21 @@ class UniversalReader:
             # Without tensor parallelism ZeRO 3 is converted to vectors that lost their shapes.
             remedy = "convert a checkpoint of ZeRO 0 to 2, as those of pipelines are"
             raise RecipeError(str(file), f"holds no tensor under {_KEY!r}", remedy)
-        return links.check_values(tensor, str(file))
+        return param_mapping.check_values(tensor, str(file))
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.read(name).shape)
 
 
-def link_universal(
+def map_universal(
     folder: Path, features: DecoderSpec, names: Sequence[str]
-) -> list[TensorLink]:
+) -> list[ParamMapping]:
     """Join each parameter to one of the folder's, or raise a RecipeError of what differs."""
     _check_parts(folder, features)
     blocks = sorted(int(place) for place in _places(names, r"\.input_layernorm\.weight"))
     if not blocks:
         lacks = "blocks of a Megatron-DeepSpeed pipeline, N.input_layernorm.weight"
-        held = f"it holds {links.name_some(names) or 'nothing'}"
+        held = f"it holds {param_mapping.name_some(names) or 'nothing'}"
         problem = f"{folder} is a universal checkpoint without {lacks}; {held}"
         remedy = "name one that such a pipeline was converted to, or a Hugging Face folder"
         raise RecipeError(_PATH, problem, remedy)
@@ -78,22 +78,25 @@ def link_universal(
     final_norm = next(iter(_places(names, r"\.weight")), str(blocks[-1] + 1))
     head = next(iter(_places(names, r"\.lm_head\.weight")), str(int(final_norm) + 1))
     words = f"{_embedding(names)}.word_embeddings"
-    joined = [links.vocabulary("embedding.weight", f"{words}.weight")]
+    rows = [vocabulary("embedding.weight", f"{words}.weight")]
     if features.embedding_norm is not None:
-        joined += links.module("embedding_norm", f"{words}.norm")
+        rows += norm("embedding_norm", f"{words}.norm")
     if features.positions.kind == "Learned":
-        places = f"{_embedding(names)}.position_embeddings.weight"
-        joined.append(links.same("positions.weight", places))
+        rows.append(
+            weight("positions.weight", f"{_embedding(names)}.position_embeddings.weight")
+        )
     for layer in range(features.num_layers):
-        joined += links.megatron_block(f"layers.{layer}", f"{blocks[0] + layer}", features)
-    joined += links.module("final_norm", final_norm)
+        place = f"{blocks[0] + layer}."
+        rows += with_prefix(f"layers.{layer}.", place, param_mapping.MEGATRON_LAYER)
+    rows += norm("final_norm", final_norm)
     if not features.tied_embeddings:
-        joined.append(links.vocabulary("head.weight", f"{head}.lm_head.weight"))
-    wanted = {name for link in joined for name in link.theirs}
+        rows.append(vocabulary("head.weight", f"{head}.lm_head.weight"))
+    mappings = list(param_mapping.map_weights(tuple(rows), features))
+    wanted = {name for mapping in mappings for name in mapping.theirs}
     missing, unknown = sorted(wanted.difference(names)), sorted(set(names) - wanted)
-    if said := links.name_differences(missing, unknown):
+    if said := param_mapping.name_differences(missing, unknown):
         raise RecipeError(_PATH, f"{folder} differs: {said}", REMEDY)
-    return joined
+    return mappings
 
 
 def _places(names: Sequence[str], rest: str) -> list[str]:

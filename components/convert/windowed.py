@@ -1,158 +1,227 @@
-"""Relatives of Llama whose queries see a window of keys: OLMo-3 and Mistral.
+"""Relatives of Llama whose queries see a window of keys: Mistral, OLMo-3 and Gemma 3 (text).
 
-OLMo-3 is https://arxiv.org/abs/2512.13961, Mistral https://arxiv.org/abs/2310.06825; keys and
-defaults are those of ``transformers``.
+Mistral is https://arxiv.org/abs/2310.06825, OLMo-3 https://arxiv.org/abs/2512.13961, Gemma 3
+https://arxiv.org/abs/2503.19786; keys and defaults are those of ``transformers``.
+
+The class of Gemma 3 adds 1 to the weights of its norms. Here they hold the sum, so weight decay
+pulls them to 0, and those of the class to 1. With ``optimizer.decay: matrices`` there is no
+difference except in the last bit (`components.convert.param_mapping.MINUS_ONE`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from components.attention_windows import Window, window_of
 from components.config.model_spec.decoder import DecoderSpec
-from components.convert import family
-from components.convert.family import ConfigKeys, Need, Section
-from components.convert.llama import SAME_NORM, Llama, scaling_of, stated_scaling, without
-from components.convert.newer_llama import Olmo2
-from components.errors import RecipeError
+from components.convert.hf_family import (
+    OMIT,
+    Derived,
+    Requirement,
+    Setting,
+    Values,
+    change,
+    require,
+)
+from components.convert.llama import ACTIVATIONS, EACH_HEAD, LLAMA, OLMO2, llama_layer
+from components.convert.param_mapping import MINUS_ONE, norm, with_prefix
+from components.convert.rotations import (
+    FULL,
+    ROPE_PARAMETERS,
+    WINDOW,
+    check_rotation,
+    rope_theta,
+)
 
-FULL, WINDOW = "full_attention", "sliding_attention"
-ONE_WINDOW = Need(
+_GEMMA_EVERY = 6  # the class's own interval of layers without a window
+_OLMO_EVERY = 4
+
+MISTRAL = replace(  # no biases, and the same window in all layers
+    LLAMA,
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    settings=change(
+        LLAMA.settings,
+        Setting(
+            "sliding_window",
+            4_096,
+            "attention.windows",
+            export=lambda m: m.attention.window,
+            place=lambda window, _: ["full" if window is None else window],
+            kind=None,
+        ),
+        without=("attention_bias", "mlp_bias"),
+        intermediate_size=14_336,
+        num_key_value_heads=8,
+    ),
+    fixed=LLAMA.fixed | {"attention.bias": False, "mlp.bias": False},
+    requirements=(
+        Requirement(
+            "attention.windows",
+            "all its layers have the same window",
+            lambda m: m.attention.window is not None and "full" not in m.attention.windows,
+        ),
+        require("positions.local_base", None),
+    ),
+)
+
+
+def _write_layer_types(features: DecoderSpec) -> list[str]:
+    windows = (window_of(features.attention.windows, n) for n in range(features.num_layers))
+    return [FULL if window is None else WINDOW for window in windows]
+
+
+def _alternate(layers: int, every: int) -> list[str]:
+    """Return the types of layers that have a window except for each ``every``-th."""
+    return [WINDOW if (layer + 1) % every else FULL for layer in range(layers)]
+
+
+def _resolve_layer_types(types: list[str] | None, values: Values, *, every: int) -> list[str]:
+    layers = values["num_hidden_layers"]
+    return (types or _alternate(layers, values.get("sliding_window_pattern") or every))[:layers]
+
+
+def _find_interval(types: list[str]) -> int | None:
+    """Find the interval of layers without a window; None where the order has none."""
+    every = types.index(FULL) + 1 if FULL in types else len(types) + 1
+    return every if types == _alternate(len(types), every) else None
+
+
+def _import_windows(types: list[str], values: Values) -> list[Window]:
+    window: Window = values["sliding_window"]
+    return shortest_pattern([window if kind == WINDOW else "full" for kind in types])
+
+
+def shortest_pattern(windows: Sequence[Window]) -> list[Window]:
+    """Find the shortest pattern that gives all layers when it is repeated."""
+    lengths = range(1, len(windows) + 1)
+    repeated = ([windows[n % length] for n in range(len(windows))] for length in lengths)
+    found = next(n for n, all_ in zip(lengths, repeated, strict=True) if all_ == list(windows))
+    return list(windows[:found])
+
+
+SLIDING_WINDOW = Setting(
+    "sliding_window", 4_096, export=lambda m: m.attention.window, kind=None
+)
+LAYER_TYPES = Setting(
+    "layer_types",
+    path="attention.windows",
+    export=_write_layer_types,
+    resolve=partial(_resolve_layer_types, every=_OLMO_EVERY),
+    place=_import_windows,
+    kind=[],
+)
+ONE_WINDOW = Requirement(
     "attention.windows",
     "some of its layers have a window, all of one length",
     lambda m: m.attention.window is not None,
 )
 
-
-def layer_types(features: DecoderSpec) -> list[str]:
-    """Say of each layer whether it has a window."""
-    windows = (window_of(features.attention.windows, n) for n in range(features.num_layers))
-    return [FULL if window is None else WINDOW for window in windows]
-
-
-def types_of(layers: int, every: int) -> list[str]:
-    """Say it of layers that have one but for each ``every``-th."""
-    return [WINDOW if (layer + 1) % every else FULL for layer in range(layers)]
-
-
-def rotations_of(
-    base: Any, scaling: dict[str, Any] | None, *, local: Any = None
-) -> dict[str, dict[str, Any]]:
-    """Write the two rotations as newer releases of the class have them."""
-    plain = {"rope_type": "default", "rope_theta": base}
-    return {
-        WINDOW: plain if local is None else plain | {"rope_theta": local},
-        FULL: plain if scaling is None else plain | scaling,
-    }
-
-
-class Olmo3(Llama):
-    """OLMo-2 with windows in some layers, which turn as they do whatever slows the others."""
-
-    model_type = "olmo3"
-    architecture = "Olmo3ForCausalLM"
-    forms: ClassVar[Mapping[str, object]] = {"sliding_window": None}
-    norms = Olmo2.norms
-    default_base = 500_000.0
-    needs: ClassVar[tuple[Need, ...]] = (
+OLMO3 = replace(  # layers with a window rotate by the same base, and are never scaled
+    OLMO2,
+    model_type="olmo3",
+    architecture="Olmo3ForCausalLM",
+    settings=change(
+        OLMO2.settings, rope_theta(500_000.0), SLIDING_WINDOW, LAYER_TYPES, ROPE_PARAMETERS
+    ),
+    imported=OLMO2.imported
+    | {
+        "positions.local_base": Derived(
+            "positions.base",
+            lambda get: get("positions.base") if get("positions.scaling") else OMIT,
+        )
+    },
+    requirements=(
         ONE_WINDOW,
-        Need(
+        Requirement(
             "positions.local_base",
-            "its layers with a window turn by the same base, and are never slowed",
+            "its layers with a window rotate by the same base, and are never scaled",
             lambda m: (
                 m.positions.local_base == m.positions.base
                 or (m.positions.local_base is None and m.positions.scaling is None)
             ),
         ),
-        *(need for need in Olmo2.needs if need is not family.NO_WINDOWS),
-    )
-    keys: ClassVar[ConfigKeys] = {
-        **Olmo2.keys,
-        "sliding_window": (4_096, lambda m: m.attention.window),
-        "layer_types": (None, layer_types),
-        # Older releases read the two keys above it, which is all of it here.
-        "rope_parameters": (
-            None,
-            lambda m: rotations_of(m.positions.base, scaling_of(m.positions.scaling)),
+        *OLMO2.requirements,
+    ),
+    check_config=partial(check_rotation, by_layer=True),
+)
+
+
+def _import_scale_dim(width: Any, values: Values) -> Any:
+    return None if width == values["head_dim"] else width
+
+
+_GEMMA_LAYER = llama_layer(mlp_norm="pre_feedforward_layernorm", norm_transform=MINUS_ONE)
+_GEMMA_NORMS_AFTER = (
+    *norm("attention_norm_after", "post_attention_layernorm", MINUS_ONE),
+    *norm("mlp_norm_after", "post_feedforward_layernorm", MINUS_ONE),
+)
+
+# Norms before and after each branch, gated GELU, and scaled embeddings. Layers with a window
+# rotate by a base of their own, and are never scaled.
+GEMMA3 = replace(
+    LLAMA,
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    settings=change(
+        LLAMA.settings,
+        SLIDING_WINDOW,
+        LAYER_TYPES._replace(resolve=partial(_resolve_layer_types, every=_GEMMA_EVERY)),
+        Setting("hidden_activation", "gelu_pytorch_tanh", "mlp.activation", ACTIVATIONS),
+        Setting(
+            "query_pre_attn_scalar",
+            256,
+            "attention.scale_dim",
+            export=lambda m: m.attention.scale_dim or m.attention.head_dim,
+            place=_import_scale_dim,
         ),
-    }
-
-    def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        newer = config.get("rope_parameters") or {}
-        whole = dict(newer.get(FULL) or {})
-        read = super().stated({**config, "rope_parameters": whole})
-        layers = read["num_hidden_layers"]
-        types = types_of(layers, 4)
-        rotations = rotations_of(read["rope_theta"], read["rope_scaling"])
-        if local := dict(newer.get(WINDOW) or {}):
-            base = local.pop("rope_theta", self.default_base)
-            rotations[WINDOW] = rotations_of(base, stated_scaling(local))[FULL]
-        return read | {
-            "layer_types": (read["layer_types"] or types)[:layers],
-            "rope_parameters": rotations,
-        }
-
-    def rotations(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        yield "rope_scaling", config.get("rope_scaling") or {}
-        for kind, numbers in (config.get("rope_parameters") or {}).items():
-            if kind not in {FULL, WINDOW}:
-                problem = f"{numbers!r} is of no kind of layer"
-                raise RecipeError(f"rope_parameters.{kind}", problem, f"use {FULL}, {WINDOW}")
-            yield f"rope_parameters.{kind}", numbers
-
-    def section(self, config: Mapping[str, Any]) -> Section:
-        section, read = super().section(config), self.read(config)
-        wide: Window = read["sliding_window"]
-        kinds = [wide if kind == WINDOW else "full" for kind in read["layer_types"]]
-        section["attention"] |= {"qk_norm": SAME_NORM, "windows": shortest_pattern(kinds)}
-        return section | {"norm_placement": "after"}
-
-    def positions(self, config: Mapping[str, Any]) -> Section:
-        node = super().positions(config)
-        return node | {"local_base": node["base"]} if "scaling" in node else node
-
-
-class Mistral(Llama):
-    """Llama without biases, and with the same window in all layers."""
-
-    model_type = "mistral"
-    architecture = "MistralForCausalLM"
-    forms: ClassVar[Mapping[str, object]] = {"sliding_window": None}
-    needs = (
-        Need(
-            "attention.windows",
-            "all its layers have the same window",
-            lambda m: m.attention.window is not None and "full" not in m.attention.windows,
-        ),
-        Need(
-            "attention.bias",
-            "its maps have no biases",
-            lambda m: not (m.attention.bias or m.mlp.bias),
-        ),
-        Need(
+        Setting(
+            "rope_local_base_freq",
+            10_000.0,
             "positions.local_base",
-            "all its layers turn alike",
-            lambda m: m.positions.local_base is None,
+            export=lambda m: m.positions.local_base or m.positions.base,
         ),
-        *(need for need in Llama.needs if need is not family.NO_WINDOWS),
-    )
-    keys: ClassVar[ConfigKeys] = without("attention_bias", "mlp_bias") | {
-        "intermediate_size": (14_336, lambda m: m.mlp.ffn_dim),
-        "num_key_value_heads": (8, lambda m: m.attention.num_kv_heads),
-        "sliding_window": (4_096, lambda m: m.attention.window),
-    }
+        rope_theta(1_000_000.0),
+        ROPE_PARAMETERS,
+        Setting(
+            "sliding_window_pattern",
+            export=lambda m: _find_interval(_write_layer_types(m)),
+            resolve=lambda _, values: _find_interval(values["layer_types"]),
+        ),
+        without=("mlp_bias", "hidden_act"),
+        hidden_size=2_304,
+        intermediate_size=9_216,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        tie_word_embeddings=True,
+    ),
+    fixed=LLAMA.fixed
+    | EACH_HEAD
+    | {"mlp.bias": False, "norm_placement": "both", "embedding_scale": "sqrt_dim"},
+    requirements=(
+        ONE_WINDOW,
+        Requirement(
+            "positions.local_base",
+            "its layers with a window are never scaled",
+            lambda m: m.positions.local_base is not None or m.positions.scaling is None,
+        ),
+        Requirement(
+            "attention.num_heads",
+            "its width is a multiple of the heads",
+            lambda m: m.dim % m.attention.num_heads == 0,
+        ),
+    ),
+    accepted={"use_bidirectional_attention": False},
+    ignored=frozenset({"cache_implementation", "_sliding_window_pattern"}),
+    check_config=partial(check_rotation, by_layer=True),
+    layer_weights=(
+        *_GEMMA_LAYER,
+        *with_prefix("layers.{layer}.", "model.layers.{layer}.", _GEMMA_NORMS_AFTER),
+    ),
+    last_weights=(*norm("final_norm", "model.norm", MINUS_ONE), *LLAMA.last_weights[2:]),
+)
 
-    def section(self, config: Mapping[str, Any]) -> Section:
-        section, window = super().section(config), self.read(config)["sliding_window"]
-        section["attention"]["windows"] = ["full" if window is None else window]
-        return section
-
-
-def shortest_pattern(kinds: Sequence[Window]) -> list[Window]:
-    """Find the shortest pattern that gives all layers when it is repeated."""
-    lengths = range(1, len(kinds) + 1)
-    repeated = ([kinds[n % length] for n in range(len(kinds))] for length in lengths)
-    length = next(n for n, one in zip(lengths, repeated, strict=True) if one == list(kinds))
-    return list(kinds[:length])
-
-
-FAMILIES = (Olmo3(), Mistral())
+FAMILIES = (OLMO3, MISTRAL, GEMMA3)

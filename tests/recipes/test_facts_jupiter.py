@@ -70,7 +70,7 @@ def test_the_qwen3_reference_is_transformers_qwen3_to_the_parameter() -> None:
     features = read_decoder(recipe.model)
     family = choose_family(features)
     assert family.architecture == "Qwen3ForCausalLM"
-    shape = family.shape(features) | {"vocab_size": features.vocab_size}
+    shape = family.write_hf_config(features) | {"vocab_size": features.vocab_size}
     assert {key: shape[key] for key in QWEN3_CONFIG} == QWEN3_CONFIG
     assert recipe.model["positions"]["base"] == 1_000_000
 

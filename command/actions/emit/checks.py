@@ -115,10 +115,10 @@ def class_of(node: Mapping[str, Any]) -> str:
 
 def _check_model(m: DecoderSpec) -> Iterator[Check]:
     """Compare with torchtitan's Llama 3."""
-    from components.convert.llama import Llama  # imports torch
+    from components.convert.llama import LLAMA  # imports torch
 
-    for need in (*Llama.needs, *Llama.usual):
-        yield f"model.{need.key}", need.is_met(m), need.has.format(norm=m.norm), AS_IS
+    for row in LLAMA.all_requirements():
+        yield f"model.{row.path}", row.is_met(m), row.describe(m), AS_IS
     heads = m.attention.num_heads * m.attention.head_dim == m.dim
     divided = "set model.attention.head_dim to model.dim / num_heads"
     scaled = m.positions.scaling is None or m.positions.scaling.kind == "Llama3Scaling"

@@ -3,7 +3,7 @@
 import pytest
 
 from components.config.part_nodes import read_decoder
-from components.convert.family import all_families, choose_family
+from components.convert.family import FAMILIES, choose_family
 from components.errors import RecipeError
 from tests.components.convert.conftest import (
     RMS,
@@ -26,7 +26,7 @@ from tests.components.convert.conftest import (
 
 
 def test_every_family_is_found() -> None:
-    found = {family.model_type for family in all_families()}
+    found = {family.model_type for family in FAMILIES}
     assert found == {
         *("bloom", "gpt2", "llama", "olmo", "olmoe", "olmo2"),
         *(
@@ -46,7 +46,7 @@ def test_every_family_is_found() -> None:
 @pytest.mark.parametrize("name", SECTIONS)
 def test_each_section_finds_its_class(name: str) -> None:
     family = choose_family(read_decoder(SECTIONS[name]()))
-    kinds = {one.model_type.removesuffix("_text"): one for one in all_families()}
+    kinds = {one.model_type.removesuffix("_text"): one for one in FAMILIES}
     assert family is kinds[max(filter(name.startswith, kinds), key=len)]
 
 
@@ -78,37 +78,49 @@ def changed(section: Section, part: str, key: str, value: object) -> Section:
         (llama() | {"embedding_norm": RMS}, "model.embedding_norm", "LlamaForCausalLM"),
         (changed(llama(), "attention", "qk_norm", RMS), "model.attention.qk_norm", "Llama"),
         (bloom() | {"embedding_norm": None}, "model.embedding_norm", "BloomForCausalLM"),
-        (changed(bloom(), "mlp", "ffn_dim", 160), "model.mlp.ffn_dim", "4 x the width"),
+        (changed(bloom(), "mlp", "ffn_dim", 160), "model.mlp.ffn_dim", "4 x dim"),
         (changed(bloom(), "mlp", "activation", "gelu"), "model.mlp.activation", "gelu_tanh"),
         (changed(gpt2(), "attention", "bias", False), "model.attention.bias", "GPT2LMHead"),
-        (changed(gpt2(), "attention", "head_dim", 9), "model.attention.head_dim", "divide"),
-        (changed(olmo(), "norm", "eps", 1e-6), "model.norm", "eps 1e-05, here is LayerNorm"),
+        (
+            changed(gpt2(), "attention", "head_dim", 9),
+            "model.attention.head_dim",
+            "num_heads, here 9",
+        ),
+        (changed(olmo(), "norm", "eps", 1e-6), "model.norm.eps", "be 1e-05, here 1e-06"),
         (changed(olmoe(), "mlp", "routing", "uniform"), "model.mlp.routing", "learned"),
         (changed(olmoe(), "norm", "eps", 1e-6), "model.attention.qk_norm", "OlmoeFor"),
-        (changed(qwen3_moe(), "mlp", "shared_ffn_dim", 8), "model.mlp", "softmax alone"),
+        (
+            changed(qwen3_moe(), "mlp", "shared_ffn_dim", 8),
+            "model.mlp.shared_ffn_dim",
+            "must be null",
+        ),
         (changed(deepseek_v3(), "mlp", "balance_rate", None), "model.mlp.balance_rate", "bias"),
-        (changed(gpt2(), "norm", "bias", False), "model.norm", "LayerNorm with weight, eps"),
-        (changed(llama(), "mlp", "activation", "xielu"), "model.mlp.activation", "to train"),
-        (llama() | {"logit_cap": 15.0}, "model.logit_cap", "does not cap its logits"),
-        (llama() | {"embedding_scale": "sqrt_dim"}, "model.embedding_scale", "not multiply"),
+        (changed(gpt2(), "norm", "bias", False), "model.norm.bias", "must be true"),
+        (changed(llama(), "mlp", "activation", "xielu"), "model.mlp.activation", "one of silu"),
+        (llama() | {"logit_cap": 15.0}, "model.logit_cap", "must be null, here 15"),
+        (llama() | {"embedding_scale": "sqrt_dim"}, "model.embedding_scale", "must be none"),
         (llama() | {"parametrization": MUP}, "model.parametrization", "multiplies neither"),
         (gemma3() | {"parametrization": MUP}, "model.parametrization", "multiplies neither"),
         (changed(llama(), "attention", "scale_dim", 9), "model.attention.scale_dim", "root"),
-        (gemma3() | {"norm_placement": "before"}, "model.norm_placement", "and what they add"),
+        (gemma3() | {"norm_placement": "before"}, "model.norm_placement", "must be both"),
         (gemma3() | {"embedding_scale": "none"}, "model.embedding_scale", "Gemma3ForCausalLM"),
         (gemma3() | {"logit_cap": 30.0}, "model.logit_cap", "Gemma3ForCausalLM"),
         (
             changed(gemma3_slowed(), "positions", "local_base", None),
-            *("model.positions.local_base", "never slowed"),
+            *("model.positions.local_base", "never scaled"),
         ),
         (gemma3() | {"dim": 44}, "model.attention.num_heads", "a multiple of the heads"),
-        (nanochat() | {"embedding_norm": None}, "model.embedding_norm", "like all else"),
+        (nanochat() | {"embedding_norm": None}, "model.embedding_norm", "the model.s norm"),
         (nanochat() | {"embedding_scale": "sqrt_dim"}, "model.embedding_scale", "NanoChatFor"),
-        (changed(apertus(), "mlp", "bias", True), "model.mlp", "ApertusForCausalLM but for"),
+        (
+            changed(apertus(), "mlp", "bias", True),
+            "model.mlp.bias",
+            "ApertusForCausalLM but for",
+        ),
         (changed(bloom(), "attention", "windows", [5]), "model.attention.windows", "Bloom"),
         (changed(mistral(), "attention", "windows", [5, 4]), "model.attention.windows", "all"),
         # As near as OLMo-3, which is named beside it, is OLMo-2.
-        (changed(olmo3(), "positions", "local_base", 9.0), "model.attention.windows", "slowed"),
+        (changed(olmo3(), "positions", "local_base", 9.0), "model.attention.windows", "scaled"),
     ],
 )
 def test_a_feature_that_no_class_has_is_named(section: Section, path: str, words: str) -> None:

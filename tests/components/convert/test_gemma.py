@@ -75,8 +75,12 @@ def test_either_spelling_of_rotations_and_layers_is_the_same_model(config: Secti
     family = choose_family(features)
     newer = AutoConfig.for_model(**config).to_dict()
     assert not newer.keys() & {"rope_theta", "rope_local_base_freq", "rope_scaling"}
-    assert family.stated(newer) == family.shape(features) == family.stated(config)
-    again = AutoConfig.for_model("gemma3_text", **family.shape(features)).to_dict()
+    assert (
+        family.read_hf_config(newer)
+        == family.write_hf_config(features)
+        == family.read_hf_config(config)
+    )
+    again = AutoConfig.for_model("gemma3_text", **family.write_hf_config(features)).to_dict()
     for key in ("rope_parameters", "layer_types", "sliding_window", "query_pre_attn_scalar"):
         assert again[key] == newer[key]
 
@@ -84,9 +88,11 @@ def test_either_spelling_of_rotations_and_layers_is_the_same_model(config: Secti
 def test_layers_in_no_order_have_no_interval() -> None:
     types = [LOCAL, "full_attention", "full_attention", *24 * [LOCAL]]
     family = choose_family(read_decoder(section_of(GEMMA3)))
-    assert family.stated(GEMMA3 | {"layer_types": types})["sliding_window_pattern"] is None
+    assert (
+        family.read_hf_config(GEMMA3 | {"layer_types": types})["sliding_window_pattern"] is None
+    )
     short = GEMMA3 | {"layer_types": 4 * [LOCAL], "num_hidden_layers": 4}
-    assert family.stated(short)["sliding_window_pattern"] == 5
+    assert family.read_hf_config(short)["sliding_window_pattern"] == 5
 
 
 def test_windows_that_are_slowed_are_another_model(tmp_path: Path) -> None:

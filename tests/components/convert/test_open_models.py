@@ -287,48 +287,48 @@ def test_a_published_configuration_states_our_model(model: str) -> None:
     features = read_decoder(section_of(config))
     family = choose_family(features)
     assert family.model_type == config["model_type"]
-    assert family.stated(config) == family.shape(features)
+    assert family.read_hf_config(config) == family.write_hf_config(features)
 
 
 def test_layers_without_rotation_follow_from_their_interval() -> None:
     config = {key: value for key, value in SMOLLM3.items() if key != "no_rope_layers"}
     features = read_decoder(section_of(SMOLLM3))
     family = choose_family(features)
-    assert family.stated(config) == family.shape(features)
+    assert family.read_hf_config(config) == family.write_hf_config(features)
     longer = SMOLLM3 | {"no_rope_layers": [1, 1, 1, 0] * 20}
-    assert family.stated(longer) == family.shape(features)
+    assert family.read_hf_config(longer) == family.write_hf_config(features)
     other = SMOLLM3 | {"no_rope_layers": [1, 0, 1, 1] * 9}
-    assert family.stated(other) != family.shape(features)
+    assert family.read_hf_config(other) != family.write_hf_config(features)
 
 
 def test_windows_follow_from_their_interval_and_rotations_from_either_spelling() -> None:
     features = read_decoder(section_of(OLMO3))
     family = choose_family(features)
-    ours = family.shape(features)
+    ours = family.write_hf_config(features)
     silent = {key: value for key, value in OLMO3.items() if key != "layer_types"}
-    assert family.stated(silent) == ours
+    assert family.read_hf_config(silent) == ours
     newer = {key: value for key, value in OLMO3.items() if not key.startswith("rope")}
     both = dict(ours["rope_parameters"])
     assert both["sliding_attention"] == {"rope_type": "default", "rope_theta": 500_000}
     assert both["full_attention"]["rope_type"] == "yarn"
-    assert family.stated(newer | {"rope_parameters": both}) == ours
+    assert family.read_hf_config(newer | {"rope_parameters": both}) == ours
     slowed = dict.fromkeys(both, both["full_attention"])
-    assert family.stated(newer | {"rope_parameters": slowed}) != ours
+    assert family.read_hf_config(newer | {"rope_parameters": slowed}) != ours
     faster = {"rope_type": "default", "rope_theta": 10_000.0}
     other = {"rope_parameters": both | {"sliding_attention": faster}}
-    assert family.stated(newer | other) != ours
-    assert family.stated(OLMO3 | {"layer_types": ["full_attention"] * 32}) != ours
+    assert family.read_hf_config(newer | other) != ours
+    assert family.read_hf_config(OLMO3 | {"layer_types": ["full_attention"] * 32}) != ours
     hot = {"rope_scaling": OLMO3["rope_scaling"] | {"attention_factor": 1.3}}
-    assert family.stated(OLMO3 | hot) != ours
+    assert family.read_hf_config(OLMO3 | hot) != ours
 
 
 def test_a_scaling_that_is_not_said_is_the_class_s_own_and_null_is_none() -> None:
     kept = {key: value for key, value in APERTUS.items() if key != "rope_scaling"}
     slowed, plain = (section_of(config) for config in (APERTUS, kept))
     family = choose_family(read_decoder(slowed))
-    assert family.stated(kept) == family.shape(read_decoder(slowed))
-    as_written = family.shape(read_decoder(plain))
-    assert family.stated(kept | {"rope_scaling": None}) == as_written
+    assert family.read_hf_config(kept) == family.write_hf_config(read_decoder(slowed))
+    as_written = family.write_hf_config(read_decoder(plain))
+    assert family.read_hf_config(kept | {"rope_scaling": None}) == as_written
     theirs = AutoConfig.for_model("apertus", **deepcopy(as_written))
     assert theirs.rope_parameters == {"rope_type": "default", "rope_theta": 12_000_000}
 

@@ -42,7 +42,7 @@ def test_a_published_configuration_states_our_model() -> None:
     features = read_decoder(section_of(OPENSCI))
     family = choose_family(features)
     assert family.model_type == "opensci"
-    assert family.stated(OPENSCI) == family.shape(features)
+    assert family.read_hf_config(OPENSCI) == family.write_hf_config(features)
 
 
 def test_logits_and_gradients_are_those_of_qwen3_with_more_biases() -> None:

@@ -92,5 +92,5 @@ def test_a_published_configuration_states_the_recipes_model(recipe: str) -> None
     wanted = features(recipe, "full")
     family = choose_family(wanted)
     assert family.model_type == config["model_type"]
-    assert family.stated(config) == family.shape(wanted)
+    assert family.read_hf_config(config) == family.write_hf_config(wanted)
     assert config["vocab_size"] == wanted.vocab_size

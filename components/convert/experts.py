@@ -1,0 +1,359 @@
+"""Mixtures of experts: OLMoE, Qwen3's and DeepSeek-V3.
+
+OLMoE is https://arxiv.org/abs/2409.02060, Qwen3 https://arxiv.org/abs/2505.09388, DeepSeek-V3
+https://arxiv.org/abs/2412.19437; keys and defaults are those of ``transformers``. Their folders
+have each expert apart; only in memory does the class stack them.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from components.config.model_spec.decoder import DecoderSpec
+from components.convert.hf_family import (
+    ANY,
+    OMIT,
+    SAME_NORM,
+    Requirement,
+    Setting,
+    Values,
+    change,
+    find_name,
+    require,
+)
+from components.convert.llama import (
+    ACTIVATIONS,
+    ALL_HEADS,
+    CLIP_QKV,
+    EACH_HEAD,
+    HEAD_DIM,
+    LLAMA,
+    MLP,
+    NO_WINDOW,
+    PLAIN_SETTINGS,
+    WINDOW_KEYS,
+    gated_mlp,
+    llama_layer,
+)
+from components.convert.param_mapping import (
+    UNSTACK,
+    Condition,
+    Transform,
+    Weights,
+    always,
+    interleave_pairs,
+    vocabulary,
+    weight,
+    with_prefix,
+)
+
+EXPERTS = Requirement(
+    "mlp.num_experts", "it is a mixture of experts", lambda m: m.mlp.num_experts is not None
+)
+
+
+def expert_weights(applies: Condition = always) -> Weights:
+    """Return the rows of the stacks of experts."""
+    stacks = (
+        weight(
+            f"mlp.{name}.weight", f"mlp.experts.{{expert}}.{name}_proj.weight", UNSTACK, applies
+        )
+        for name in ("gate", "up", "down")
+    )
+    return tuple(stacks)
+
+
+OLMOE = replace(  # queries and keys normalized over all heads
+    LLAMA,
+    model_type="olmoe",
+    architecture="OlmoeForCausalLM",
+    settings=change(
+        PLAIN_SETTINGS,
+        Setting("num_experts", 64, "mlp.num_experts"),
+        Setting("num_experts_per_tok", 8, "mlp.top_k"),
+        Setting("norm_topk_prob", False, "mlp.renormalize"),
+        CLIP_QKV,
+        rms_norm_eps=1e-5,
+    ),
+    training=(
+        *LLAMA.training,
+        Setting("router_aux_loss_coef", 0.01, "mlp.auxiliary_loss"),
+        Setting("output_router_logits", False, kind=ANY),
+    ),
+    fixed=LLAMA.fixed
+    | {
+        "attention.head_dim": HEAD_DIM,
+        "attention.qk_norm": SAME_NORM,
+        "mlp.routing": "learned",
+    },
+    imported=LLAMA.imported
+    | {
+        "mlp._target_": "components.model.moe.Experts",
+        "mlp.auxiliary_scope": "model",  # as its load_balancing_loss_func, over all layers
+        "mlp.z_loss": 0.0,
+        "mlp.path": "auto",
+    },
+    requirements=(EXPERTS, ALL_HEADS),
+    layer_weights=llama_layer(
+        mlp=(weight("mlp.router.weight", "mlp.gate.weight"), *expert_weights())
+    ),
+)
+
+QWEN3_MOE = replace(  # experts in all layers; each head of queries and keys is normalized
+    OLMOE,
+    model_type="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    settings=change(
+        LLAMA.settings,
+        Setting("num_key_value_heads", 4, "attention.num_kv_heads"),
+        Setting("moe_intermediate_size", 768, "mlp.ffn_dim"),
+        # The second name is that of transformers 5.
+        Setting(
+            "num_experts",
+            128,
+            "mlp.num_experts",
+            spellings=("num_local_experts", "num_experts"),
+        ),
+        *OLMOE.settings[-3:-1],
+        Setting("decoder_sparse_step", 1),
+        Setting("mlp_only_layers", [], resolve=lambda layers, _: layers or []),
+        NO_WINDOW,
+        without=("intermediate_size", "mlp_bias"),
+        hidden_size=2_048,
+        num_hidden_layers=24,
+    ),
+    fixed=LLAMA.fixed | EACH_HEAD | {"mlp.routing": "learned"},
+    requirements=(EXPERTS,),
+    # The width that dense layers would have, and windows where some were used.
+    ignored=WINDOW_KEYS | {"intermediate_size"},
+)
+
+_LATENT_EPS = 1e-6  # written into the class
+_LATENT_NORM = {"_target_": "components.model.norms.Norm", "_partial_": True}
+_LATENT_NORM |= {"eps": _LATENT_EPS, "center": False, "weight": True, "bias": False}
+
+
+def _has_latent_norm(features: DecoderSpec) -> bool:
+    latent_norm = features.attention.latent_norm
+    return (
+        latent_norm is not None
+        and latent_norm.kind == "RMSNorm with weight"
+        and latent_norm.eps == _LATENT_EPS
+    )
+
+
+def _has_equal_dense_mlp(features: DecoderSpec) -> bool:
+    dense = features.dense_mlp
+    is_same = dense is None or dense.activation == features.mlp.activation
+    return is_same and (dense is None or (dense.gated and not dense.bias))
+
+
+def _import_dense_mlp(ffn_dim: int, values: Values) -> Any:
+    if not values["first_k_dense_replace"]:
+        return OMIT
+    activation = find_name("hidden_act", values["hidden_act"], ACTIVATIONS)
+    node = {"_target_": MLP, "ffn_dim": ffn_dim, "activation": activation}
+    return node | {"gated": True, "bias": False, "_partial_": True}
+
+
+def _import_mtp(depth: int, _: Values) -> Any:
+    if not depth:
+        return OMIT
+    node = {"_target_": "components.model.mtp.MultiTokenPrediction", "_partial_": True}
+    # The weight of most of the run: arXiv 2412.19437, section 4.2; the file does not say.
+    return node | {"loss_weight": 0.3, "depth": depth}
+
+
+def _query_pairs(features: DecoderSpec) -> Transform:
+    return interleave_pairs(features.attention.num_heads, features.attention.rotary_dim)
+
+
+def _key_pairs(features: DecoderSpec) -> Transform:
+    return interleave_pairs(1, features.attention.rotary_dim)
+
+
+def _has_query_rank(features: DecoderSpec, layer: int) -> bool:
+    return features.attention.query_rank is not None
+
+
+def _has_no_query_rank(features: DecoderSpec, layer: int) -> bool:
+    return features.attention.query_rank is None
+
+
+def _is_dense(features: DecoderSpec, layer: int) -> bool:
+    return layer < features.leading_layers
+
+
+def _is_sparse(features: DecoderSpec, layer: int) -> bool:
+    return layer >= features.leading_layers
+
+
+# In published folders channels that rotate lie pair by pair, here the first of each pair first.
+_LATENT_ATTENTION = with_prefix(
+    "attention.",
+    "self_attn.",
+    (
+        weight("key_value_norm.weight", "kv_a_layernorm.weight"),
+        weight("key_value.weight", "kv_b_proj.weight"),
+        weight("output.weight", "o_proj.weight"),
+        weight("query_down.weight", "q_a_proj.weight", applies=_has_query_rank),
+        weight("query_norm.weight", "q_a_layernorm.weight", applies=_has_query_rank),
+        weight("query.weight", "q_b_proj.weight", _query_pairs, _has_query_rank),
+        weight("query.weight", "q_proj.weight", _query_pairs, _has_no_query_rank),
+        weight("key_value_down.weight", "kv_a_proj_with_mqa.weight", _key_pairs),
+    ),
+)
+_DEEPSEEK_MLP = (
+    *gated_mlp(_is_dense),
+    weight("mlp.router.weight", "mlp.gate.weight", applies=_is_sparse),
+    weight("mlp.choice_bias", "mlp.gate.e_score_correction_bias", applies=_is_sparse),
+    *expert_weights(_is_sparse),
+    *(
+        weight(
+            f"mlp.shared.{name}.weight",
+            f"mlp.shared_experts.{name}_proj.weight",
+            applies=_is_sparse,
+        )
+        for name in ("gate", "up", "down")
+    ),
+)
+_DEEPSEEK_LAYER = llama_layer(attention=_LATENT_ATTENTION, mlp=_DEEPSEEK_MLP)
+# Layers after the last predict further tokens, under the names of the published folders
+# (README_WEIGHTS.md of deepseek-ai/DeepSeek-V3); the class of ``transformers`` ignores them.
+_DEEPSEEK_MTP = (
+    *(
+        row._replace(ours=tuple(f"mtp.{{layer}}.layer.{name[15:]}" for name in row.ours))
+        for row in _DEEPSEEK_LAYER
+    ),
+    *with_prefix(
+        "mtp.{layer}.",
+        "model.layers.{layer}.",
+        (
+            weight("embedding_norm.weight", "enorm.weight"),
+            weight("hidden_norm.weight", "hnorm.weight"),
+            weight("projection.weight", "eh_proj.weight"),
+            weight("final_norm.weight", "shared_head.norm.weight"),
+        ),
+    ),
+    *(
+        vocabulary(ours, f"model.layers.{{layer}}.{theirs}", applies)._replace(is_copy=True)
+        for ours, theirs, applies in (
+            ("embedding.weight", "embed_tokens.weight", always),
+            ("embedding.weight", "shared_head.head.weight", lambda m, _: m.tied_embeddings),
+            ("head.weight", "shared_head.head.weight", lambda m, _: not m.tied_embeddings),
+        )
+    ),
+)
+
+# Latent attention, a shared expert, and experts chosen by sigmoids, groups and biases.
+DEEPSEEK_V3 = replace(
+    OLMOE,
+    model_type="deepseek_v3",
+    architecture="DeepseekV3ForCausalLM",
+    settings=change(
+        LLAMA.settings,
+        Setting("num_key_value_heads", 128, "attention.num_kv_heads"),
+        Setting("q_lora_rank", 1_536, "attention.query_rank", kind=None),
+        Setting("kv_lora_rank", 512, "attention.key_value_rank"),
+        Setting("qk_rope_head_dim", 64, "attention.rotary_dim"),
+        Setting(
+            "qk_nope_head_dim",
+            128,
+            "attention.head_dim",
+            export=lambda m: m.attention.head_dim - m.attention.rotary_dim,
+            place=lambda width, values: width + values["qk_rope_head_dim"],
+        ),
+        Setting("v_head_dim", 128, "attention.value_dim", export=lambda m: m.attention.values),
+        Setting("rope_interleave", True),
+        Setting(
+            "first_k_dense_replace",
+            3,
+            "num_dense_layers",
+            export=lambda m: m.leading_layers,
+            place=lambda layers, _: layers or OMIT,
+            kind=0,
+        ),
+        Setting("moe_intermediate_size", 2_048, "mlp.ffn_dim"),
+        # The second name is that of transformers 5.
+        Setting(
+            "n_routed_experts",
+            256,
+            "mlp.num_experts",
+            spellings=("n_routed_experts", "num_local_experts"),
+        ),
+        Setting(
+            "n_shared_experts",
+            1,
+            "mlp.shared_ffn_dim",
+            export=lambda m: (m.mlp.shared_ffn_dim or 0) // m.mlp.ffn_dim,
+            place=lambda count, values: count * values["moe_intermediate_size"] or None,
+            kind=0,
+        ),
+        Setting("num_experts_per_tok", 8, "mlp.top_k"),
+        Setting("n_group", 8, "mlp.num_groups"),
+        Setting("topk_group", 4, "mlp.top_groups"),
+        Setting("norm_topk_prob", True, "mlp.renormalize"),
+        Setting("routed_scaling_factor", 2.5, "mlp.weight_scale"),
+        Setting(
+            "intermediate_size",
+            18_432,
+            "dense_mlp",
+            export=lambda m: OMIT if m.dense_mlp is None else m.dense_mlp.ffn_dim,
+            place=_import_dense_mlp,
+            kind=None,
+        ),
+        without=("num_key_value_heads", "head_dim", "mlp_bias", "intermediate_size"),
+        hidden_size=7_168,
+        num_hidden_layers=61,
+        num_attention_heads=128,
+    ),
+    training=(
+        *LLAMA.training,
+        Setting(
+            "num_nextn_predict_layers",
+            0,
+            "mtp",
+            export=lambda m: m.mtp_depth,
+            place=_import_mtp,
+        ),
+    ),
+    fixed=LLAMA.fixed | {"mlp.routing": "learned", "mlp.scores": "sigmoid"},
+    imported=OLMOE.imported
+    | {
+        "attention._target_": "components.model.latent_attention.LatentAttention",
+        "attention.latent_norm": _LATENT_NORM,
+        "mlp.auxiliary_loss": 0.0,
+        "mlp.auxiliary_scope": "layer",
+        "mlp.balance_rate": 0.001,  # arXiv 2412.19437, section 4.2; the file does not say
+    },
+    requirements=(
+        Requirement(
+            "attention.key_value_rank",
+            "its attention is latent, with RMSNorm of eps 1e-6 there",
+            _has_latent_norm,
+        ),
+        require("positions.scaling", None),
+        Requirement(
+            "mlp.balance_rate",
+            "its router has biases",
+            lambda m: m.mlp.balance_rate is not None,
+        ),
+        Requirement(
+            "mlp.shared_ffn_dim",
+            "its shared expert is as wide as one expert or several",
+            lambda m: (m.mlp.shared_ffn_dim or 1) % m.mlp.ffn_dim == 0,
+        ),
+        Requirement(
+            "dense_mlp",
+            "its first layers, if any, have an MLP like its experts, without bias",
+            _has_equal_dense_mlp,
+        ),
+        EXPERTS,
+    ),
+    accepted={"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    ignored=frozenset({"aux_loss_alpha", "seq_aux", "ep_size"}),
+    layer_weights=_DEEPSEEK_LAYER,
+    mtp_weights=_DEEPSEEK_MTP,
+    ignores_more_layers=True,
+)
+
+FAMILIES = (OLMOE, QWEN3_MOE, DEEPSEEK_V3)

@@ -1,0 +1,346 @@
+"""Describe a Hugging Face model class as tables, and convert configurations in both directions.
+
+A setting is stated once, as a row: its key and default in ``config.json``, and its place in our
+model section. What a class has without a key is ``fixed``: an import writes it, and an export
+requires it. So a new family is a few rows that differ from an existing family.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from components.config.model_spec.decoder import DecoderSpec
+from components.config.model_spec.norms import NormSpec
+from components.convert.param_mapping import ParamMapping, Weights, map_weights
+from components.errors import RecipeError
+
+SAME_NORM = "${model.norm}"  # a norm that is the same as the model's, as a recipe refers to it
+CONTEXT_TOKENS = "context_tokens"  # a value that is no part of the model section
+OMIT: Any = object()  # a value that is not written
+ANY: Any = object()  # the kind of a value that is not checked
+_AS_DEFAULT: Any = object()
+Values = Mapping[str, Any]
+Section = dict[str, Any]
+
+
+class Derived(NamedTuple):
+    """A value of the model section that follows from others, which ``get`` finds by path."""
+
+    rule: str
+    compute: Callable[[Callable[[str], Any]], Any]
+
+
+class Setting(NamedTuple):
+    """One key of ``config.json``.
+
+    ``path`` is its place in our model section. A setting without one always has its default
+    there. ``names`` maps our names of a choice to theirs. Where this is not enough, three
+    functions say the rest: ``export`` computes their value from our features, ``resolve``
+    completes or normalizes a value of the file, of which it sees the other values, and
+    ``place`` turns that into our value. ``kind`` is an example of what the key may hold, if
+    the default is none. ``spellings`` are all names of the key, the preferred one first.
+    """
+
+    key: str
+    default: Any = None
+    path: str = ""
+    names: Mapping[str, str] | None = None
+    export: Callable[[DecoderSpec], Any] | None = None
+    resolve: Callable[[Any, Values], Any] | None = None
+    place: Callable[[Any, Values], Any] | None = None
+    kind: Any = _AS_DEFAULT
+    spellings: tuple[str, ...] = ()
+
+    @property
+    def example(self) -> Any:
+        """A value of the kind that the key has."""
+        return self.default if self.kind is _AS_DEFAULT else self.kind
+
+    def write(self, features: DecoderSpec) -> Any:
+        """Return the value of ``config.json`` for a model of ours."""
+        if self.export is not None:
+            return self.export(features)
+        if not self.path:
+            return self.default
+        value = read_feature(features, self.path)
+        return value if self.names is None else self.names[value]
+
+    def read(self, config: Values) -> Any:
+        """Return the value in a ``config.json``, with all that it leaves out."""
+        *others, last = self.spellings or (self.key,)
+        given = [config[name] for name in others if config.get(name) is not None]
+        value = given[0] if given else config.get(last, self.default)
+        return value if self.resolve is None else self.resolve(value, config)
+
+    def import_value(self, values: Values) -> Any:
+        """Return the value of the model section.
+
+        Raises:
+            RecipeError: there is no equal of it here.
+        """
+        value = values[self.key]
+        if self.place is not None:
+            return self.place(value, values)
+        if self.names is not None:
+            return find_name(self.key, value, self.names)
+        is_rounded = isinstance(self.default, float) and isinstance(value, int)
+        return float(value) if is_rounded else value
+
+
+Settings = tuple[Setting, ...]
+
+
+def change(
+    rows: Settings, *new: Setting, without: tuple[str, ...] = (), **defaults: Any
+) -> Settings:
+    """Return a table with other defaults, without some rows, and with new ones.
+
+    A new row takes the place of one of the same key.
+    """
+    kept = {row.key: row for row in rows if row.key not in without}
+    kept |= {key: kept[key]._replace(default=value) for key, value in defaults.items()}
+    return tuple((kept | {row.key: row for row in new}).values())
+
+
+class Requirement(NamedTuple):
+    """What a model must have; ``{here}`` in the rule stands for what it has at the path."""
+
+    path: str  # in the model section
+    rule: str
+    is_met: Callable[[DecoderSpec], bool]
+
+    def describe(self, features: DecoderSpec) -> str:
+        if "{here}" not in self.rule:
+            return self.rule
+        return self.rule.format(here=_show(read_feature(features, self.path)))
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, str):
+        return "the model's norm" if value == SAME_NORM else value
+    words: dict[Any, str] = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def require(path: str, value: Any) -> Requirement:
+    """Require one value, or a class by its name."""
+    if path.endswith("_target_"):
+        value = value.rpartition(".")[2]
+    rule = value.rule if isinstance(value, Derived) else _show(value)
+
+    def is_met(features: DecoderSpec) -> bool:
+        if not isinstance(value, Derived):
+            return bool(read_feature(features, path) == value)
+        wanted = value.compute(lambda other: read_feature(features, other))
+        return bool(read_feature(features, path) == wanted)
+
+    return Requirement(path, f"it must be {rule}, here {{here}}", is_met)
+
+
+def _require_name(path: str, names: Mapping[str, str]) -> Requirement:
+    rule = f"it must be one of {', '.join(names)}, here {{here}}"
+    return Requirement(path, rule, lambda m: read_feature(m, path) in names)
+
+
+# What all models must have, except where a family has a setting or a fixed value for the path.
+COMMON = (
+    *(
+        require(path, value)
+        for path, value in {
+            "norm.center": False,
+            "norm.weight": True,
+            "norm.bias": False,
+            "norm_placement": "before",
+            "embedding_norm": None,
+            "embedding_scale": "none",
+            "logit_cap": None,
+            "attention.bias": False,
+            "attention.qk_norm": None,
+            "attention.key_value_rank": None,
+            "mlp.bias": False,
+            "mlp.num_experts": None,
+            "mlp.routing": "learned",
+            "mlp.scores": "softmax",
+            "mlp.weight_scale": 1.0,
+            "mlp.num_groups": 1,
+            "mlp.balance_rate": None,
+            "mlp.shared_ffn_dim": None,
+            "dense_mlp": None,
+        }.items()
+    ),
+    Requirement(
+        "attention.windows",
+        "its queries see all earlier tokens",
+        lambda m: set(m.attention.windows) == {"full"},
+    ),
+    Requirement(
+        "attention.scale_dim",
+        "it divides scores by the root of attention.head_dim",
+        lambda m: m.attention.scale_dim in {None, m.attention.head_dim},
+    ),
+    Requirement(
+        "parametrization",
+        "it multiplies neither embeddings, branches nor logits",
+        lambda m: m.is_unscaled,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HFFamily:
+    """One class of Hugging Face.
+
+    ``settings`` are the keys that change what the model computes, ``training`` those that only
+    training reads. ``fixed`` and ``imported`` are paths of our model section and their values:
+    the former what each model of the class has, the latter what an import writes for lack of
+    a key. ``accepted`` are keys of which one value alone is known, ``ignored`` those of
+    published files that change nothing.
+    """
+
+    model_type: str
+    architecture: str
+    settings: Settings
+    training: Settings
+    fixed: Section
+    imported: Section
+    requirements: tuple[Requirement, ...] = ()
+    accepted: Values = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+    normalize_config: Callable[[Values], Section] = dict  # older and newer spellings
+    check_config: Callable[[Values], None] = lambda config: None  # before an import
+
+    first_weights: Weights
+    layer_weights: Weights
+    last_weights: Weights
+    mtp_weights: Weights = ()  # of each layer after the last one
+    weight_prefix: str  # some published folders leave it out
+    ignored_weights: str  # a pattern: buffers that some published folders hold
+    ignores_more_layers: bool = False
+
+    def write_hf_config(self, features: DecoderSpec) -> Section:
+        """Return the keys of ``config.json`` that change what a model of ours computes."""
+        return _write_settings(self.settings, features)
+
+    def write_training(self, features: DecoderSpec, context_tokens: int) -> Section:
+        """Return the other keys, which training or a cache reads."""
+        values = _write_settings(self.training, features)
+        return {
+            key: context_tokens if value == CONTEXT_TOKENS else value
+            for key, value in values.items()
+        }
+
+    def read_hf_config(self, config: Values) -> Section:
+        """Return what a ``config.json`` says of the keys that `write_hf_config` writes."""
+        values = self._read_settings(config)
+        return {row.key: values[row.key] for row in self.settings}
+
+    def _read_settings(self, config: Values) -> Section:
+        values = self.normalize_config(config)
+        for row in (*self.settings, *self.training):
+            values[row.key] = row.read(values)
+        return values
+
+    def import_section(self, config: Values) -> tuple[Section, int | None]:
+        """Return our model section without the vocabulary, and the context in tokens if known.
+
+        Raises:
+            RecipeError: a value for which there is no part here.
+        """
+        self.check_config(config)
+        values = self._read_settings(config)
+        section: Section = {}
+        sources: dict[str, Setting] = {}
+        for row in (row for row in (*self.settings, *self.training) if row.path):
+            value = row.import_value(values)
+            if (first := sources.setdefault(row.path, row)) is not row:
+                _check_equal(first, row, values)
+            set_path(section, row.path, value)
+
+        def get(path: str) -> Any:
+            return _get_path(section, path)
+
+        for path, value in (*self.fixed.items(), *self.imported.items()):
+            set_path(section, path, value.compute(get) if isinstance(value, Derived) else value)
+        context = section.pop(CONTEXT_TOKENS, None) or get("positions.num_positions")
+        return section, context
+
+    def all_requirements(self) -> tuple[Requirement, ...]:
+        """List what a model must have so that this class computes it."""
+        named = (_require_name(row.path, row.names) for row in self.settings if row.names)
+        fixed = (require(path, value) for path, value in self.fixed.items())
+        own = {row.path for row in self.settings} | {*self.fixed, *self.imported}
+        common = (row for row in COMMON if row.path not in own)
+        return (*self.requirements, *fixed, *named, *common)
+
+    def is_ignored(self, features: DecoderSpec, name: str) -> bool:
+        """Whether a tensor of a folder is no part of the recipe's model."""
+        if re.search(self.ignored_weights, name):
+            return True
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        is_more = layer is not None and int(layer[1]) >= features.num_layers
+        return self.ignores_more_layers and is_more
+
+    def param_mappings(self, features: DecoderSpec) -> Iterator[ParamMapping]:
+        """List all tensors of the class, each with ours."""
+        layers = features.num_layers
+        yield from map_weights(self.first_weights, features)
+        for layer in range(layers):
+            yield from map_weights(self.layer_weights, features, layer)
+        yield from map_weights(self.last_weights, features)
+        for layer in range(layers, layers + features.mtp_depth):
+            yield from map_weights(self.mtp_weights, features, layer)
+
+
+def read_feature(features: DecoderSpec, path: str) -> Any:
+    """Return the value at a path of the model section; None where a part of it is absent."""
+    if path == CONTEXT_TOKENS:
+        return CONTEXT_TOKENS
+    value: Any = features
+    for name in path.replace("_target_", "kind").split("."):
+        value = getattr(value, name, None)
+    is_same = path != "norm" and isinstance(value, NormSpec) and value == features.norm
+    return SAME_NORM if is_same else value
+
+
+def set_path(section: Section, path: str, value: Any) -> None:
+    """Put a value at a path of nested mappings, unless it is to be omitted."""
+    if value is OMIT:
+        return
+    *parents, name = path.split(".")
+    for parent in parents:
+        section = section.setdefault(parent, {})
+    section[name] = value
+
+
+def _get_path(section: Values, path: str) -> Any:
+    value: Any = section
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def find_name(key: str, value: str, names: Mapping[str, str]) -> str:
+    """Return our name of a choice for which ``names`` has theirs.
+
+    Raises:
+        RecipeError: there is none.
+    """
+    ours = {their: our for our, their in names.items()}
+    if value not in ours:
+        problem, known = f"{value!r} has no equal here", ", ".join(sorted(ours))
+        raise RecipeError(key, problem, f"known are {known}")
+    return ours[value]
+
+
+def _check_equal(first: Setting, second: Setting, values: Values) -> None:
+    one, other = values[first.key], values[second.key]
+    if one != other:
+        problem = f"{other}, and {first.key} is {one}"
+        fix = "a recipe has one value for both: give both one value in a copy of the file"
+        raise RecipeError(second.key, problem, fix)
+
+
+def _write_settings(rows: Settings, features: DecoderSpec) -> Section:
+    values = ((row.key, row.write(features)) for row in rows)
+    return {key: value for key, value in values if value is not OMIT}
