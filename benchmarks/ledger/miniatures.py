@@ -42,14 +42,17 @@ def train(recipe: str, home: Path) -> Row:
     run = home / recipe
     scaled = compose_recipe(read_point([f"recipe={recipe}", "scale=mini"]))
     found = {"recipe": recipe} | stamp(scaled, KeyGroup.MATHEMATICS)
+    tokens = STEPS * GLOBAL_BATCH_TOKENS
+    # A run that continues with its parent's optimizer counts the parent's tokens too.
+    continues = scaled.parent is not None and scaled.parent.goes_on
     words = (
         f"recipe={recipe}",
         f"run={run}",
         f"budget.global_batch_tokens={GLOBAL_BATCH_TOKENS}",
-        f"budget.total_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
+        f"budget.total_tokens={2 * tokens if continues else tokens}",
         "budget.ramp_up=none",
-        f"checkpoint.every_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
-        f"evaluation.every_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
+        f"checkpoint.every_tokens={tokens}",
+        f"evaluation.every_tokens={tokens}",
         "evaluation.max_windows_per_source=8",
         f"data.folder={ROOT / 'prepared'}",
         *begins(scaled, home),
