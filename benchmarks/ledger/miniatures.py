@@ -58,9 +58,10 @@ def train(recipe: str, home: Path) -> Row:
         *begins(scaled, home),
     )
     program = [sys.executable, str(ROOT / "run.py"), *words]
-    done = subprocess.run(program, cwd=home, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return found | {"falls": False, "error": done.stderr.strip()[-2_000:]}
+    if not (run / "results.json").exists():  # else trained already, as the parent of another
+        done = subprocess.run(program, cwd=home, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return found | {"falls": False, "error": done.stderr.strip()[-2_000:]}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["kind"] == "step"]
     held_out = json.loads((run / "results.json").read_text())["held_out"]
