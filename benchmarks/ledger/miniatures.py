@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -64,7 +65,11 @@ def train(recipe: str, home: Path) -> Row:
             return found | {"falls": False, "error": done.stderr.strip()[-2_000:]}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["kind"] == "step"]
-    held_out = json.loads((run / "results.json").read_text())["held_out"]
+    held_out = read_held_out(run)
+    begin = held_out["first_unweighted"]
+    if begin is None:  # a run that continues with an optimizer begins where its parent ended
+        assert scaled.parent is not None
+        begin = read_held_out(home / str(scaled.parent.recipe))["final_unweighted"]
     first, last = statistics.fmean(losses[:EDGE]), statistics.fmean(losses[-EDGE:])
     # The run that a stage continues has seen the text of its first steps.
     falls = scaled.parent is not None or last < first
@@ -72,10 +77,16 @@ def train(recipe: str, home: Path) -> Row:
         "steps": len(losses),
         "first": first,
         "last": last,
-        "held_out_first": held_out["first_unweighted"],
+        "held_out_first": begin,
         "held_out_final": held_out["final_unweighted"],
-        "falls": falls and held_out["final_unweighted"] < held_out["first_unweighted"],
+        "falls": falls and held_out["final_unweighted"] < begin,
     }
+
+
+def read_held_out(run: Path) -> dict[str, Any]:
+    """Read the held-out losses of a run that has ended."""
+    held_out: dict[str, Any] = json.loads((run / "results.json").read_text())["held_out"]
+    return held_out
 
 
 def begins(recipe: Recipe, home: Path) -> list[str]:
