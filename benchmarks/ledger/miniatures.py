@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -42,25 +43,33 @@ def train(recipe: str, home: Path) -> Row:
     run = home / recipe
     scaled = compose_recipe(read_point([f"recipe={recipe}", "scale=mini"]))
     found = {"recipe": recipe} | stamp(scaled, KeyGroup.MATHEMATICS)
+    tokens = STEPS * GLOBAL_BATCH_TOKENS
+    # A run that continues with its parent's optimizer counts the parent's tokens too.
+    continues = scaled.parent is not None and scaled.parent.goes_on
     words = (
         f"recipe={recipe}",
         f"run={run}",
         f"budget.global_batch_tokens={GLOBAL_BATCH_TOKENS}",
-        f"budget.total_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
+        f"budget.total_tokens={2 * tokens if continues else tokens}",
         "budget.ramp_up=none",
-        f"checkpoint.every_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
-        f"evaluation.every_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
+        f"checkpoint.every_tokens={tokens}",
+        f"evaluation.every_tokens={tokens}",
         "evaluation.max_windows_per_source=8",
         f"data.folder={ROOT / 'prepared'}",
         *begins(scaled, home),
     )
     program = [sys.executable, str(ROOT / "run.py"), *words]
-    done = subprocess.run(program, cwd=home, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return found | {"falls": False, "error": done.stderr.strip()[-2_000:]}
+    if not (run / "results.json").exists():  # else trained already, as the parent of another
+        done = subprocess.run(program, cwd=home, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return found | {"falls": False, "error": done.stderr.strip()[-2_000:]}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["kind"] == "step"]
-    held_out = json.loads((run / "results.json").read_text())["held_out"]
+    held_out = read_held_out(run)
+    begin = held_out["first_unweighted"]
+    if begin is None:  # a run that continues with an optimizer begins where its parent ended
+        assert scaled.parent is not None
+        begin = read_held_out(home / str(scaled.parent.recipe))["final_unweighted"]
     first, last = statistics.fmean(losses[:EDGE]), statistics.fmean(losses[-EDGE:])
     # The run that a stage continues has seen the text of its first steps.
     falls = scaled.parent is not None or last < first
@@ -68,10 +77,16 @@ def train(recipe: str, home: Path) -> Row:
         "steps": len(losses),
         "first": first,
         "last": last,
-        "held_out_first": held_out["first_unweighted"],
+        "held_out_first": begin,
         "held_out_final": held_out["final_unweighted"],
-        "falls": falls and held_out["final_unweighted"] < held_out["first_unweighted"],
+        "falls": falls and held_out["final_unweighted"] < begin,
     }
+
+
+def read_held_out(run: Path) -> dict[str, Any]:
+    """Read the held-out losses of a run that has ended."""
+    held_out: dict[str, Any] = json.loads((run / "results.json").read_text())["held_out"]
+    return held_out
 
 
 def begins(recipe: Recipe, home: Path) -> list[str]:

@@ -303,13 +303,14 @@ def main(words: Sequence[str]) -> int:
             try:
                 row = measure(Path(folder), *key, rows)
             except TooShortError:
-                too_short.add(key[0])
+                if key[0] not in too_short:
+                    too_short.add(key[0])
+                    keep(rows, too_short)
                 continue
             if row is not None:
                 rows[key] = row
                 say(f"{key}: {row['rise']:.3f} above the minimum, lr {row['lr']}")
                 keep(rows, too_short)
-        keep(rows, too_short)
     return int(any(rows[key]["rise"] > MOST_RISE for key in chosen if key in rows))
 
 

@@ -84,12 +84,11 @@ def _train(asked: StudyRequest, point: Point) -> Poll:
     if (path / "recipe.json").exists():
         check_continues(read_recipe(path / "recipe.json"), recipe, path)
     if result_in(asked, point) is None:
-        if recipe.cluster.scheduler == "none":  # a submission checks more before it writes
-            share_script(asked.folder)
         if path.exists():
             arguments = read_point([f"resume={path}"])
         with redirect_stdout(sys.stderr):  # standard output is the study's
             ended = perform("auto", arguments)
+        share_script(asked.folder)  # for later pages; a refused point has written nothing
         if ended.status in {Status.STOPPED, Status.INTERRUPTED}:
             raise KeyboardInterrupt
     return lambda: result_in(asked, point) or PointOutcome(None, "did not finish")

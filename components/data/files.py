@@ -96,7 +96,7 @@ def writing(path: Path, *, suffix: str = "", is_folder: bool = False) -> Iterato
     """
     name = os.fsencode(path.name.removesuffix(suffix))[:MOST_NAME_BYTES].decode(errors="ignore")
     stem, numbers = f".{name}.{HOST}", itertools.count()
-    partial, descriptor = path, None
+    partial, descriptor = path.with_name(f"{stem}.partial{suffix}"), None
     try:
         while descriptor is None:
             partial = path.with_name(f"{stem}-{next(numbers)}.partial{suffix}")
@@ -114,30 +114,51 @@ def writing(path: Path, *, suffix: str = "", is_folder: bool = False) -> Iterato
         number = int(match[1])
         raise OSError(number, os.strerror(number), str(path)) from error
     finally:
-        if descriptor is not None:
-            _remove(partial, descriptor)
+        if descriptor is None:  # a signal came while it was created
+            _clear(partial)
+        else:
+            try:
+                _remove(partial, descriptor)
+            except KeyboardInterrupt:  # a signal: no half-written file may stay
+                _remove(partial, descriptor)
+                raise
+            finally:
+                os.close(descriptor)
 
 
 def _create(partial: Path, *, is_folder: bool) -> int | None:
     """Create and lock a file or folder; None if another process was first."""
     if os.path.lexists(partial):
-        with suppress(OSError):  # NFS locks only files that are open for writing
-            kind = os.O_RDONLY if partial.is_dir() else os.O_RDWR
-            descriptor = os.open(partial, kind | os.O_NOFOLLOW | os.O_NONBLOCK)
-            if _lock(partial, descriptor, lockless=False):
-                _remove(partial, descriptor)
-            else:
-                os.close(descriptor)
+        _clear(partial)
         return None
-    kind = os.O_RDONLY if is_folder else os.O_RDWR | os.O_CREAT | os.O_EXCL
-    with suppress(FileExistsError):
+    kind, descriptor = os.O_RDONLY if is_folder else os.O_RDWR | os.O_CREAT | os.O_EXCL, -1
+    try:
         if is_folder:
             partial.mkdir()
         descriptor = os.open(partial, kind, 0o666)
-        if _lock(partial, descriptor, lockless=True):
-            return descriptor
-        os.close(descriptor)
+        is_ours = _lock(partial, descriptor, lockless=True)
+    except FileExistsError:
+        return None
+    except BaseException:  # a signal: the lock must not outlive this call
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise
+    if is_ours:
+        return descriptor
+    os.close(descriptor)
     return None
+
+
+def _clear(partial: Path) -> None:
+    """Remove what an ended process left, which nobody has locked."""
+    with suppress(OSError):  # NFS locks only files that are open for writing
+        kind = os.O_RDONLY if partial.is_dir() else os.O_RDWR
+        descriptor = os.open(partial, kind | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if _lock(partial, descriptor, lockless=False):
+                _remove(partial, descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _lock(partial: Path, descriptor: int, *, lockless: bool) -> bool:
@@ -155,12 +176,11 @@ def _lock(partial: Path, descriptor: int, *, lockless: bool) -> bool:
 
 
 def _remove(partial: Path, descriptor: int) -> None:
-    """Remove an open file or folder, unless its name belongs to another by now; close it."""
+    """Remove an open file or folder, unless its name belongs to another by now."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(descriptor), partial.lstat()):
             shutil.rmtree(partial, ignore_errors=True)  # of a file this does nothing
             partial.unlink()
-    os.close(descriptor)
 
 
 @contextmanager

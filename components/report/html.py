@@ -2,7 +2,8 @@
 
 A page is one file: scripts and styles are inlined. Its security policy forbids it to fetch
 anything, and to run a script whose hash it does not list. Only the pages that the runs of a
-sweep or a study leave share plotly's script, which is megabytes, in their common folder.
+sweep or a study leave share plotly's script, which is megabytes, in their common folder; the
+first run of a study writes its page before the script is there.
 """
 
 import base64

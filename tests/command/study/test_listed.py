@@ -90,14 +90,24 @@ def test_a_point_does_not_take_the_run_of_another_recipe(folder: Path) -> None:
         runner_of(asked)(point)
 
 
-def test_a_point_that_a_site_refuses_to_submit_writes_nothing(folder: Path) -> None:
-    study = RATES | {"cluster": "smng_p2", "grid": {"budget.seed": [1]}, "set": {}}
+@pytest.mark.parametrize(
+    ("cluster", "keys", "message"),
+    [
+        ("smng_p2", {}, r"site\.account: not set"),
+        ("local", {"cluster.nodes": 2}, "2 nodes of local are not this machine"),
+    ],
+)
+def test_a_point_that_training_refuses_writes_nothing(
+    folder: Path, cluster: str, keys: dict[str, int], message: str
+) -> None:
+    study = RATES | {"cluster": cluster, "grid": {"budget.seed": [1]}, "set": keys}
     study |= {"products": {}, "published": RATES["published"] | {"values": []}}
     study["figure"] = RATES["figure"] | {"x": ["budget.seed"]}
-    asked = ask([write(folder, study), "action=train", f"run={folder / 'runs'}"])
-    assert isinstance(asked.study, ListedStudy)
-    with pytest.raises(RecipeError, match=r"site\.account: not set"):
-        runner_of(asked)(asked.study.points[0])
+    request = ask([write(folder, study), "action=train", f"run={folder / 'runs'}"])
+    assert isinstance(request.study, ListedStudy)
+    train_point = runner_of(request)
+    with pytest.raises(RecipeError, match=message):
+        train_point(request.study.points[0])
     assert not (folder / "runs").exists()
 
 
@@ -215,7 +225,8 @@ def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
     assert "5 sequences a step" in uneven["why"]
     assert len(begun) == 3  # 256; 512, which is interrupted; 512 again; 320 is refused before
     (script,) = (folder / "runs").glob("plotly-*.min.js")
-    assert f'<script src="../{script.name}">' in (run / "report.html").read_text("utf-8")
+    later = folder / "runs" / "budget.global_batch_tokens=512" / "report.html"
+    assert f'<script src="../{script.name}">' in later.read_text("utf-8")
     assert main(["action=report", *words, "file=page.html"]) == 0
     assert capfd.readouterr().out == "page.html\n"
     assert f"{first['measured']:.4g}" in (folder / "page.html").read_text()

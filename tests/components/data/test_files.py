@@ -1,11 +1,21 @@
 import hashlib
 import os
+import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
-from components.data.files import FileRecord, record_file, replace_atomically, verify_file
+from components.data.files import (
+    FileRecord,
+    create_atomically,
+    create_folder,
+    record_file,
+    replace_atomically,
+    verify_file,
+)
 from components.errors import RecipeError
 
 
@@ -77,3 +87,47 @@ def test_what_is_no_file_is_not_replaced(make: Callable[[Path], None], tmp_path:
         pytest.fail("opened")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     assert not (tmp_path / "page.html").is_file()
+
+
+def _replace(path: Path) -> None:
+    with replace_atomically(path) as file:
+        file.write(b"whole")
+
+
+def _create(path: Path) -> None:
+    with create_atomically(path, b"whole"):
+        pass
+
+
+def _create_folder(path: Path) -> None:
+    with create_folder(path) as partial:
+        (partial / "content").write_bytes(b"whole")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of what was open just then
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("write", [_replace, _create, _create_folder])
+def test_a_signal_after_any_call_leaves_no_partial_file(
+    write: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """Python runs the handler of a signal where a function begins and where a C call ends."""
+    for moment in count(1):
+        moments, folder = count(1), tmp_path / str(moment)
+        folder.mkdir()
+
+        def interrupt(
+            _frame: FrameType, event: str, _value: object, moment=moment, moments=moments
+        ) -> None:
+            if event in {"call", "c_return"} and next(moments) == moment:
+                raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            write(folder / "file")
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert {file.name for file in folder.iterdir()} <= {"file"}, moment
+    assert moment > 20
