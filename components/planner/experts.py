@@ -5,8 +5,8 @@ Of the three paths of `components.model.expert_products`, ``grouped`` asks the h
 reads before each expert, gathers that expert's tokens and adds its results to a sum of all.
 
 Permutation, the gather and the sum of ``top_k`` copies of each token, is part of the layer's
-traffic: both copies that a layer keeps are moved ``SoftwareSpeed.traffic`` times. Counted
-through the code they are moved 20 bytes a number, for 2 x 2 x 4.75 = 19.
+traffic: 20 bytes a number counted through the code, taken as 2 x 2 bytes moved
+``SoftwareSpeed.traffic`` times, 19.
 """
 
 from math import sqrt

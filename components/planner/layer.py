@@ -136,11 +136,26 @@ def _mlp(job: TrainingJob) -> tuple[float, float]:
 
 
 def _routed(job: TrainingJob) -> float:
-    """Bytes a token of the MLP alone; one that meets ``top_k`` experts is kept as often."""
+    """Count bytes a token of the MLP alone; a token of ``top_k`` experts is kept as often.
+
+    Of a pair of token and expert its row is kept, and once more what goes into the last
+    product: before and after its weight.
+    """
     shape = job.shape
-    copies = (shape.mlp.top_k or 1) * job.expert_padding
-    routed = 2.0 * 2 * copies * shape.dim if shape.mlp.num_experts else 0.0
-    return 2.0 * _inner_tensors(job) * copies * shape.mlp.ffn_dim + routed
+    if not shape.mlp.num_experts:
+        return 2.0 * _inner_tensors(job) * shape.mlp.ffn_dim
+    pairs = (shape.mlp.top_k or 1) * job.expert_padding
+    return 2.0 * pairs * ((_inner_tensors(job) + 1) * shape.mlp.ffn_dim + shape.dim)
+
+
+def _moved_pairs(job: TrainingJob) -> float:
+    """Count what a token's experts move, in tensors that a layer keeps.
+
+    A pair's row is moved as often as two of these: 20 bytes a number, counted in the code.
+    """
+    pairs, shape = (job.shape.mlp.top_k or 1) * job.expert_padding, job.shape
+    rows = 2 * shape.dim if shape.mlp.num_experts else 0
+    return 2.0 * pairs * (_inner_tensors(job) * shape.mlp.ffn_dim + rows)
 
 
 def _inner_tensors(job: TrainingJob) -> int:
@@ -262,7 +277,8 @@ def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) ->
     reached, units = _reached_flops(job, hardware), hardware.compute_units
     rate = reached * speed.product_fraction
     load = load_factor(job, speed)
-    kept = layer_bytes_per_token(job, "none") + (load - 1) * _routed(job) / job.layout.tensor
+    kept = layer_bytes_per_token(job, "none")
+    kept += (load * _moved_pairs(job) - _routed(job)) / job.layout.tensor
     moved = kept * job.microbatch_tokens * speed.traffic
     forward, backward = _expert_seconds(job, mlp_products(job), rate, units)
     experts = load * forward
