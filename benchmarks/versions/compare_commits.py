@@ -27,7 +27,7 @@ from components.errors import RecipeError
 from components.terminal import say
 
 KINDS = ("show", "plan", "scripts", "losses")
-OTHER_CLUSTERS = ("juwels", "lumi")
+OTHER_CLUSTERS = 2
 STEPS = 10
 LONGEST_TRAINING_SECONDS = 900
 # Run in either tree: a command line of JSON per line in, what it printed and returned out.
@@ -42,8 +42,10 @@ for line in sys.stdin:
 """
 
 
-def list_commands(kind: str, recipe: str, home: str) -> Iterator[list[str]]:
+def list_commands(kind: str, recipe: str, homes: dict[str, str]) -> Iterator[list[str]]:
     """List the command lines that are compared for one recipe."""
+    home, clusters = homes[recipe], sorted({*homes.values()})
+    start = clusters.index(home)
     base = [f"recipe={recipe}"]
     if kind == "show":
         yield [*base, "action=show"]
@@ -51,7 +53,7 @@ def list_commands(kind: str, recipe: str, home: str) -> Iterator[list[str]]:
     if kind == "plan":
         yield [*base, f"cluster={home}", "action=plan", "output=json"]
     if kind == "scripts":
-        for cluster in dict.fromkeys((home, *OTHER_CLUSTERS)):
+        for cluster in (clusters[start:] + clusters[:start])[: 1 + OTHER_CLUSTERS]:
             yield [*base, f"cluster={cluster}", "action=render", "site.account=kitchen"]
 
 
@@ -113,13 +115,18 @@ def read_homes() -> dict[str, str]:
     return {name: compose_recipe(read_point([f"recipe={name}"])).home for name in names}
 
 
-def compare_texts(trees: tuple[Path, Path], kinds: Sequence[str], homes: dict[str, str]) -> int:
+def compare_texts(
+    trees: tuple[Path, Path],
+    kinds: Sequence[str],
+    recipes: Sequence[str],
+    homes: dict[str, str],
+) -> int:
     """Print each difference of the answers, and return their number."""
     commands = [
         command
-        for recipe, home in homes.items()
+        for recipe in recipes
         for kind in kinds
-        for command in list_commands(kind, recipe, home)
+        for command in list_commands(kind, recipe, homes)
     ]
     with tempfile.TemporaryDirectory() as config:
         before, after = (answer(tree, commands, Path(config)) for tree in trees)
@@ -155,15 +162,15 @@ def main(words: list[str]) -> int:
     kinds = [kind for kind in KINDS if kind in chosen] or [*KINDS]
     if unknown := [word for word in chosen if word not in {*KINDS, *homes}]:
         raise RecipeError(unknown[0], "is neither a kind nor a recipe", f"kinds: {KINDS}")
-    homes = {name: homes[name] for name in chosen if name in homes} or homes
+    recipes = [name for name in homes if name in chosen] or [*homes]
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "tree"
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--detach", "--quiet", str(other), commit], check=True)
         try:
-            different = compare_texts((other, ROOT), kinds, homes)
+            different = compare_texts((other, ROOT), kinds, recipes, homes)
             if "losses" in kinds:
-                different += compare_losses((other, ROOT), [*homes])
+                different += compare_losses((other, ROOT), recipes)
         finally:
             subprocess.run([*git, "remove", "--force", str(other)], check=True)
     return int(different > 0)

@@ -136,7 +136,7 @@ def _has_latent_norm(features: DecoderSpec) -> bool:
     latent_norm = features.attention.latent_norm
     return (
         latent_norm is not None
-        and latent_norm.kind == "RMSNorm with weight"
+        and latent_norm.description == "RMSNorm with weight"
         and latent_norm.eps == _LATENT_EPS
     )
 

@@ -7,7 +7,7 @@ from components.convert.hf_family import (
     ANY,
     CONTEXT_TOKENS,
     SAME_NORM,
-    Derived,
+    DerivedValue,
     HFFamily,
     Setting,
     Values,
@@ -80,7 +80,7 @@ GPT2 = HFFamily(
         "positions._target_": "components.model.positions.Learned",
         "norm.center": True,
         "norm.bias": True,
-        "attention.num_kv_heads": Derived(
+        "attention.num_kv_heads": DerivedValue(
             "attention.num_heads", lambda get: get("attention.num_heads")
         ),
         "attention.head_dim": HEAD_DIM,
@@ -146,7 +146,7 @@ BLOOM = replace(
     | {
         "positions._target_": "components.model.positions.Alibi",
         "embedding_norm": SAME_NORM,
-        "mlp.ffn_dim": Derived("4 x dim", lambda get: 4 * get("dim")),
+        "mlp.ffn_dim": DerivedValue("4 x dim", lambda get: 4 * get("dim")),
         "mlp.activation": "gelu_tanh",
     },
     # Kernels and the cache, and what Megatron kept of its arguments.

@@ -24,7 +24,7 @@ Values = Mapping[str, Any]
 Section = dict[str, Any]
 
 
-class Derived(NamedTuple):
+class DerivedValue(NamedTuple):
     """A value of the model section that follows from others, which ``get`` finds by path."""
 
     rule: str
@@ -127,10 +127,10 @@ def require(path: str, value: Any) -> Requirement:
     """Require one value, or a class by its name."""
     if path.endswith("_target_"):
         value = value.rpartition(".")[2]
-    rule = value.rule if isinstance(value, Derived) else _show(value)
+    rule = value.rule if isinstance(value, DerivedValue) else _show(value)
 
     def is_met(features: DecoderSpec) -> bool:
-        if not isinstance(value, Derived):
+        if not isinstance(value, DerivedValue):
             return bool(read_feature(features, path) == value)
         wanted = value.compute(lambda other: read_feature(features, other))
         return bool(read_feature(features, path) == wanted)
@@ -261,7 +261,9 @@ class HFFamily:
             return _get_path(section, path)
 
         for path, value in (*self.fixed.items(), *self.imported.items()):
-            set_path(section, path, value.compute(get) if isinstance(value, Derived) else value)
+            set_path(
+                section, path, value.compute(get) if isinstance(value, DerivedValue) else value
+            )
         context = section.pop(CONTEXT_TOKENS, None) or get("positions.num_positions")
         return section, context
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from components.convert.hf_family import (
     CONTEXT_TOKENS,
     SAME_NORM,
-    Derived,
+    DerivedValue,
     HFFamily,
     Setting,
     Values,
@@ -53,7 +53,7 @@ ACTIVATIONS = {
     "relu_squared": "relu2",
 }
 MLP = "components.model.mlp.MLP"
-HEAD_DIM = Derived(
+HEAD_DIM = DerivedValue(
     "dim / attention.num_heads", lambda get: get("dim") // get("attention.num_heads")
 )
 EACH_HEAD = {"attention.qk_norm": SAME_NORM, "attention.qk_norm_over": "each_head"}

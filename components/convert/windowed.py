@@ -17,7 +17,7 @@ from components.attention_windows import Window, window_of
 from components.config.model_spec.decoder import DecoderSpec
 from components.convert.hf_family import (
     OMIT,
-    Derived,
+    DerivedValue,
     Requirement,
     Setting,
     Values,
@@ -127,7 +127,7 @@ OLMO3 = replace(  # layers with a window rotate by the same base, and are never 
     ),
     imported=OLMO2.imported
     | {
-        "positions.local_base": Derived(
+        "positions.local_base": DerivedValue(
             "positions.base",
             lambda get: get("positions.base") if get("positions.scaling") else OMIT,
         )

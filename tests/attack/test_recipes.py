@@ -97,20 +97,20 @@ def test_without_its_guard_the_attack_is_not_refused_so(
     assert one["message"] not in refusal
 
 
-def test_a_resolver_that_survives_would_tell_the_environment(
+def test_a_resolver_that_survives_stays_plain_text(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("components.config.part_nodes.refuse_reference", lambda *_: None)
     survived = composed(ATTACKS / "resolver_that_survives.yaml").model["init_from"]
-    assert survived == "${oc.env:HOME}"  # which Hydra would fill in when it builds the model
+    assert survived == "${oc.env:HOME}"  # plain text, which nothing resolves later
 
 
-def test_without_the_gate_of_references_the_environment_is_told(
+def test_without_the_gate_of_references_the_environment_is_still_not_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("command.recipe.recipe_file.check_interpolations", lambda *_: None)
     monkeypatch.setenv("HOME", "/home/of/somebody")
-    assert composed(ATTACKS / "environment_resolver.yaml").why == "/home/of/somebody"
+    assert "still refers to something" in attack(ATTACKS / "environment_resolver.yaml")
 
 
 def composed(file: Path) -> Recipe:

@@ -81,7 +81,6 @@ def test_only_two_rooms_know_hydra() -> None:
     assert knowing == {
         "command/arguments.py",
         "command/composition/conf_groups.py",
-        "components/build.py",
     }
 
 

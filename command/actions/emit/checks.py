@@ -65,13 +65,6 @@ READ = _join({
     "start total_tokens value warmup_from warmup_tokens",
 })
 # Classes whose keys are checked one by one.
-CLASSES = {
-    "": {"Decoder"},
-    "attention.": {"Attention", "LatentAttention"},
-    "mlp.": {"MLP", "Experts"},
-    "norm.": {"Norm"},
-    "initialization.": {"Normal"},
-}
 AS_IS = "a model with what torchtitan's Llama 3 lacks can only be trained here"
 ONE_STD = "all maps begin with one deviation"
 
@@ -85,7 +78,6 @@ def check_recipe(recipe: Recipe, features: DecoderSpec) -> None:
             (key, False, "it is newer than what emit knows", "leave it out")
             for key in unknown_keys(recipe.model_dump(mode="json"))
         ),
-        *_check_classes(recipe),
         *_check_training(recipe),
         *_check_targets(recipe),
         *_check_layout(recipe.parallelism),
@@ -142,13 +134,6 @@ def _check_initialization(recipe: Recipe) -> Iterator[Check]:
         yield f"{prefix}.{key}", getattr(first, key) in {None, first.std}, ONE_STD, "=null"
     yield f"{prefix}.std", first.std != "fan_in", ONE_STD, "=0.02"
     yield f"{prefix}.residual", first.residual != "zero", "none is 0", "=plain"
-
-
-def _check_classes(recipe: Recipe) -> Iterator[Check]:
-    for part, known in CLASSES.items():
-        name = class_of(recipe.model[part[:-1]] if part else recipe.model)
-        fix = "this part can only be trained here"
-        yield f"model.{part}_target_", name in known, f"{name} is not known", fix
 
 
 def _check_training(recipe: Recipe) -> Iterator[Check]:

@@ -90,7 +90,7 @@ def changed(value: Any) -> Iterator[Any]:
             yield from (value / 2 or 0.1, value / 2 + 0.25)
         case str():
             yield from (word for word in WORDS if word != value)
-            yield "components.model.norms.Other" if "." in value else "other"
+            yield "other"
         case None:
             yield from (1, 0.5)
         case _:
@@ -103,17 +103,15 @@ def with_leaf(tree: Any, steps: list[str], value: Any) -> Any:
     return {**tree, steps[0]: with_leaf(tree[steps[0]], steps[1:], value)}
 
 
-def valid(tree: Mapping[str, Any], is_other_part: bool) -> Recipe:
+def valid(tree: Mapping[str, Any]) -> Recipe:
     """Hold a tree to the schema and to what its parts take, but to no rule between keys."""
-    if not is_other_part:
-        check_nodes(tree)
+    check_nodes(tree)
     return Recipe.model_validate(tree)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "way"),
     [
-        ("model.norm._target_", "components.model.norms.Other", "only be trained here"),
         ("parallelism.engine", "deepspeed", "set parallelism.engine=mesh"),
         ("parallelism.offload_optimizer", True, "set parallelism.offload_optimizer=false"),
         ("data.skip", [[4, 4]], "set data.skip=[]"),
@@ -123,7 +121,7 @@ def valid(tree: Mapping[str, Any], is_other_part: bool) -> Recipe:
 def test_what_no_recipe_here_has_is_refused(key: str, value: object, way: str) -> None:
     tree = with_leaf(settled("opensci_1b7"), key.split("."), value)
     with pytest.raises(RecipeError) as refusal:
-        write_files(valid(tree, key.endswith("_target_")), "asked")
+        write_files(valid(tree), "asked")
     assert f"\n  {key}: " in refusal.value.problem
     assert way in refusal.value.remedy
 
@@ -140,7 +138,7 @@ def test_another_value_of_any_key_is_another_file_or_is_refused() -> None:
             continue
         for other in (OTHER[path],) if path in OTHER else changed(value):
             try:
-                one = valid(with_leaf(tree, steps, other), steps[-1] == "_target_")
+                one = valid(with_leaf(tree, steps, other))
             except (ValidationError, RecipeError):
                 continue
             silent.add(path)

@@ -298,7 +298,7 @@ def test_a_private_family_begins_with_the_house_s_parts(private: Path, work: Pat
         ("why: ${oc.env:HOME}", "mine.yaml:1: why: '${oc.env:HOME}' is refused"),
         ("dim: !!python/object/apply:os.system [id]", "the tag"),
         ("a: &a 1\nb: *a", "aliases are not allowed"),
-        ("_target_: os.system", "model._target_: 'os.system' is refused"),
+        ("_target_: os.system", "mine.yaml:1: _target_: 'os.system' is refused"),
         ("_args_: [1]", "only Hydra's own instantiation reads such a key"),
         ("_replace_: true", "_replace_"),
         ("defaults: [nope]", "mine.yaml:1: defaults: there is no model 'nope'"),

@@ -10,6 +10,7 @@ from components.build import build
 from components.config.model_spec.mtp import MTPSpec
 from components.config.part_nodes import read_decoder
 from components.config.schema.types import thaw
+from components.convert.experts import DEEPSEEK_V3
 from components.errors import RecipeError
 from tests.components.config.test_features import compose
 from tests.components.convert.test_open_models import section_of
@@ -24,7 +25,8 @@ MTP = (
 def test_deepseek_v3_has_11_61_billion_beside_its_671() -> None:
     """README_WEIGHTS.md says 11.5e9 "unique parameters"; this is the count."""
     config = json.loads(DEEPSEEK.read_text("utf-8")) | {"num_nextn_predict_layers": 1}
-    shape = read_decoder(section_of(config))
+    imported, _ = DEEPSEEK_V3.import_section(config)
+    shape = read_decoder(section_of(config) | {"mtp": imported["mtp"]})
     dim, expert = 7_168, 3 * 7_168 * 2_048
     layer = 187_107_328 + 256 * dim + 257 * expert + 2 * dim  # without the router's biases
     assert shape.mtp_parameters == layer + 2 * dim**2 + 3 * dim == 11_610_067_968
