@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from command.arguments import ROOT, groups, read_point
+from command.composition.references import UNKNOWN, find_target
 from command.options import OPTIONS, RAW_KEYS, choices_of, read_path
 from command.words import ACTIONS, OF_STUDY, SWEEP, WAYS, is_own
 from components.errors import RecipeError
@@ -144,10 +145,8 @@ def _keys(word: str, words: Sequence[str]) -> Iterator[str]:
 
 def _found(key: str, words: Sequence[str]) -> Any:
     """Compose what the words choose and set, and find a key; nothing where they are wrong."""
-    # Slow, and not needed for most words.
-    from command.composition.compose import compose_recipe
-    from command.composition.references import UNKNOWN, find_target
-    from command.sweeps.points import split_sweep
+    from command.composition.compose import compose_recipe  # slow: Hydra
+    from command.sweeps.points import split_sweep  # slow: Hydra
 
     keys = [word for word in words if not word.startswith("-") and not _is_other(word)]
     try:

@@ -6,11 +6,11 @@ from typing import Any
 
 from command.arguments import Arguments
 from command.composition.conf_groups import compose_group
-from command.composition.parent_checkpoint import find_initial_checkpoint
 from command.prepared_data import prepare_data
 from command.recipe.path_checks import check_run_places
 from command.words import is_own, keys_of
 from components.checkpoint.metadata import newest_checkpoint
+from components.checkpoint.parent import find_initial_checkpoint
 from components.config.recipe import Recipe
 from components.config.resolve import check_movable, relayout
 from components.errors import RecipeError

@@ -31,10 +31,10 @@ def enter(words: Sequence[str]) -> int:
     _handle(_leave)
     # Looking for plugins of pydantic would read the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    from command.outcome import ActionResult, attempt  # after it: imports take their time
+    from command.outcome import ActionResult, attempt  # slow: after the signal handler
 
     def act() -> ActionResult:
-        from command.main import main
+        from command.main import main  # slow: pydantic; within `attempt`
 
         sys.unraisablehook = _hear_again
         _handle(_raise)

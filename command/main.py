@@ -5,6 +5,7 @@ import select
 import sys
 from collections.abc import Sequence
 
+from command.completion import answer
 from command.hydra_words import HydraAnswer, plain_words, print_table
 from command.outcome import ActionResult, Status, attempt, tell_error
 from components.terminal import prepare_streams
@@ -39,11 +40,9 @@ def _run(words: Sequence[str]) -> ActionResult:
         case HydraAnswer(name="table"):
             print_table()
         case HydraAnswer(value=value):
-            from command.completion import answer  # slow: it composes recipes
-
             answer(value)
         case plain:
-            from command.dispatch import dispatch  # slow, and a shell's Tab waits for this file
+            from command.dispatch import dispatch  # slow: Hydra
 
             status = dispatch(plain)
     sys.stdout.flush()

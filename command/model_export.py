@@ -5,7 +5,7 @@ from pathlib import Path
 
 from command.arguments import Arguments
 from command.recipe.path_checks import no_checkpoint, open_run
-from components.checkpoint.loading import CheckpointChoice, newest_weights
+from components.checkpoint.choice import CheckpointChoice, newest_weights
 from components.config.phases import recipe_before
 from components.config.recipe import Recipe
 from components.config.schema.types import thaw

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from cluster.array import OnQueue
 from cluster.user import read_user
 from command.arguments import ROOT
 from components.build import build
@@ -22,9 +23,12 @@ from components.sharing.prepared import find_staged, note_prepared
 from components.terminal import console, say
 from components.train.sample_order import make_order
 from data_prep.card import describe, unigram_losses
+from data_prep.corpus import Corpus
 from data_prep.prepare import prepare
 from data_prep.sources import OpenSource
-from data_prep.stages.executors import Executor, Local
+from data_prep.stages.executors import Executor, Local, OnRay
+from data_prep.stages.passes import Passes
+from data_prep.stages.tokens import InPasses
 from data_prep.tokenise import Here, Tokenise, write_megatron
 
 UNKNOWN = "unknown"
@@ -160,10 +164,6 @@ def _cleaned(
     preparation = recipe.data.preparation
     if not isinstance(preparation, Preparation):
         return raw, {}, Here()
-    from data_prep.corpus import Corpus
-    from data_prep.stages.passes import Passes
-    from data_prep.stages.tokens import InPasses
-
     texts = {name: source for name, source in raw.items() if not source.tokens}
     executor = _executor(recipe, preparation, site)
     root = Path(recipe.data.folder).absolute() / STAGES
@@ -176,12 +176,8 @@ def _cleaned(
 
 def _executor(recipe: Recipe, preparation: Preparation, site: Mapping[str, Any]) -> Executor:
     if preparation.executor == "array":
-        from cluster.array import OnQueue
-
         user = read_user(recipe.cluster.name, site)
         return OnQueue(recipe=recipe, preparation=preparation, user=user, repository=ROOT)
     if preparation.executor == "ray":
-        from data_prep.stages.executors import OnRay
-
         return OnRay(workers=preparation.workers)
     return Local(workers=preparation.workers, leave_failures=False)

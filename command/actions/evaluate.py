@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from command.arguments import Arguments
+from command.evaluate.queue import evaluate_in_jobs
 from command.outcome import print_result
 from components.errors import RecipeError
 from components.report import numbers
@@ -47,8 +48,6 @@ def run(arguments: Arguments) -> None:
     if arguments.tasks_folder is not None and not arguments.tasks:
         raise RecipeError("tasks_folder", "no task of it is named", "write tasks=[NAME]")
     if arguments.executor == "array":  # on a login node: without torch
-        from command.evaluate.queue import evaluate_in_jobs
-
         _tell_all(arguments, evaluate_in_jobs(arguments))
         return
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports what reads it

@@ -16,6 +16,7 @@ from command.actions.new import (
 )
 from command.arguments import Arguments
 from command.composition.conf_groups import compose_defaults, compose_group
+from command.composition.references import resolve_references
 from command.new_recipe import material, page
 from command.new_recipe.material import GivenTokenizer
 from command.new_recipe.sizes import CONTINUED_LR, LONGEST, size_budget
@@ -25,7 +26,7 @@ from components.errors import RecipeError
 from components.terminal import say, tell
 
 if TYPE_CHECKING:
-    from components.convert.config_json import ImportedModel
+    from components.convert.config_json import ImportedModel  # imports torch
 
 WEIGHTS = "*.safetensors"
 ROWS = ("vocab_size", "padded_vocab_size")
@@ -146,14 +147,7 @@ def _overlaid(below: Tree, above: Tree) -> Tree:
 
 def _resolved(model: Tree) -> Tree:
     """Put the norm where it is referred to."""
-    from components.convert.hf_family import SAME_NORM  # imports torch
-
-    def put(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: put(item) for key, item in value.items()}
-        return model["norm"] if value == SAME_NORM else value
-
-    resolved: Tree = put(model)
+    resolved: Tree = resolve_references({"model": model})["model"]
     return resolved
 
 

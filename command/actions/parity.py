@@ -18,7 +18,8 @@ from components.errors import RecipeError
 from components.parity import prover
 from components.parity.prover import JUDGED, ROUNDED, ParityProof
 from components.terminal import console
-from components.train.launch import check_builds, check_trainable
+from components.train.launch import check_trainable
+from components.train.local_checks import check_builds
 
 FIXED: dict[str, Any] = {
     "model.dropout": 0.0,

@@ -14,6 +14,7 @@ from components.planner.result import plan_result
 from components.planner.search_result import layouts_found
 from components.planner.tree import plan_tree
 from components.report.html import check_plotly
+from components.report.plan_page import write_plan
 from components.report.plan_tables import picture_of
 from components.terminal import say, tell
 
@@ -21,7 +22,7 @@ from components.terminal import say, tell
 def run(arguments: Arguments) -> ActionResult | None:
     """Print a plan, and write its page into ``file=FILE``; ``calibrate=[...]`` corrects it."""
     if arguments.calibrate:
-        from command.calibrate import calibrate
+        from command.calibrate import calibrate  # slow: scipy
 
         return calibrate(arguments)
     composed = compose(arguments)
@@ -39,8 +40,6 @@ def run(arguments: Arguments) -> ActionResult | None:
         result = result.model_copy(update={"children": children})
     if arguments.file is not None:
         check_plotly("file")
-        from components.report.plan_page import write_plan
-
         page = write_plan(result, picture, why=recipe.why, destination=arguments.file)
 
     def show() -> None:

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from command.arguments import Arguments
 from command.composition.compose import compose_recipe
@@ -12,11 +11,9 @@ from components.planner.plan import plan_recipe
 from components.planner.result import PlanResult, plan_result
 from components.report.html import check_destination, check_plotly
 from components.report.prediction import tables
+from components.report.prediction.page import PredictedRecipe, write_prediction
 from components.report.tables import terminal_table
 from components.terminal import console, say, tell
-
-if TYPE_CHECKING:
-    from components.report.prediction.page import PredictedRecipe
 
 WIDTH = 130
 
@@ -32,17 +29,13 @@ def run(arguments: Arguments) -> None:
     tree = {**found.as_json(), "plan": plan.as_json()["bill"]}
     print_result(arguments.output, tree, lambda: _print(found, plan))
     if arguments.file is not None:
-        from components.report.prediction.page import write_prediction
-
         said = _said(found, arguments)
         page = write_prediction(said, found.prediction, found.law, plan, arguments.file)
         (say if arguments.output == "json" else tell)(str(page))
 
 
-def _said(found: LadderResult, arguments: Arguments) -> "PredictedRecipe":
+def _said(found: LadderResult, arguments: Arguments) -> PredictedRecipe:
     """Collect the text of the page; its command is the user's, without local paths."""
-    from components.report.prediction.page import PredictedRecipe
-
     paths = ("file=", "output=", "run=")
     words = (word for word in arguments.words if not word.startswith(paths))
     recipe, study = found.recipe, found.study

@@ -4,16 +4,15 @@ from pathlib import Path
 
 from command.arguments import Arguments
 from command.recipe.path_checks import named_runs
+from command.run_tree.page import write_tree_page
 from components.report.html import check_plotly
+from components.report.page import write_report
 from components.terminal import tell
 
 
 def run(arguments: Arguments) -> None:
     """Report ``run=FOLDER`` or ``runs=[...]`` into ``file=FILE``, or into the one folder."""
     check_plotly("action")
-    from command.run_tree.page import write_tree_page
-    from components.report.page import write_report
-
     runs = named_runs(arguments)
     several = len(runs) > 1 and arguments.runs
     folder = Path() if several else arguments.run or runs[0]

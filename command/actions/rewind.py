@@ -2,6 +2,7 @@
 
 from command.arguments import Arguments
 from command.recipe.path_checks import check_run_places
+from components.checkpoint.rewind import ASIDE, rewind
 from components.config.check import read_recipe
 from components.errors import RecipeError
 from components.run.disk import explained
@@ -20,8 +21,6 @@ def run(arguments: Arguments) -> None:
         raise RecipeError("at_tokens", problem, remedy)
     folder = existing_run_folder(arguments.run)
     check_run_places(folder, read_recipe(folder.recipe), arguments)
-    from components.checkpoint.rewind import ASIDE, rewind  # imports torch
-
     with train_alone(folder.path, "run", say), explained(folder.path):
         there = rewind(
             folder.checkpoints, arguments.at_tokens, fresh_optimizer=arguments.fresh_optimizer

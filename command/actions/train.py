@@ -5,7 +5,6 @@ from pathlib import Path
 from command.arguments import Arguments
 from command.comparison import told_after, told_before
 from command.composition.compose import ComposedRun, compose
-from command.composition.parent_checkpoint import find_initial_checkpoint
 from command.continuation import check_changes, describe, renew_data, reopen
 from command.outcome import ActionResult, Status
 from command.parent_data import check_parent_data
@@ -15,10 +14,11 @@ from command.run_tree.folders import create_child_folders
 from command.run_tree.nodes import continues_tree, is_left
 from command.run_tree.page import leave_tree_page
 from command.tree.course import grow_here
+from components.checkpoint.choice import newest_whole
 from components.checkpoint.metadata import newest_checkpoint
+from components.checkpoint.parent import find_initial_checkpoint
 from components.command_line import command_line
 from components.config.recipe import Recipe
-from components.config.rules.check import warnings_of
 from components.report import measurements
 from components.report.held_out import ending_lines
 from components.report.tables import terminal_table
@@ -33,8 +33,7 @@ from components.run.records import Results
 from components.run.writer_lock import train_alone
 from components.sharing.lock import Lock
 from components.terminal import console, say, tell
-from components.train.launch import check_builds, check_trainable, launch
-from components.versions import outside
+from components.train.launch import check_trainable, launch
 
 LOSSES = {
     "loss": "training loss",
@@ -155,14 +154,9 @@ def _resume_command(folder: RunFolder) -> str:
 def _check_here(recipe: Recipe) -> None:
     """Refuse what cannot be trained on this machine, before anything is written."""
     check_trainable(recipe)
-    from components.distributed.devices import check_devices, device_type, emulation_of
+    from components.train.local_checks import check_machine  # imports torch
 
-    check_devices(recipe.cluster)
-    for warning in (*outside("above"), *warnings_of(recipe)):
-        say(warning)
-    if emulated := emulation_of(recipe, device_type(recipe.cluster.device)):
-        say(f"precision.compute: float8 is {emulated}")
-    check_builds(recipe)
+    check_machine(recipe)
 
 
 def _resume(path: Path, arguments: Arguments) -> Recipe:
@@ -173,8 +167,6 @@ def _resume(path: Path, arguments: Arguments) -> Recipe:
     renew_data(folder, recipe, arguments)
     with explained(folder.path):
         if recipe != before:
-            from components.checkpoint.loading import newest_whole  # imports torch
-
             chosen = newest_whole(folder.checkpoints)
             replace_recipe(folder, recipe, step=chosen.marker.progress.step if chosen else 0)
         folder.results.unlink(missing_ok=True)

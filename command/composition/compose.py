@@ -22,7 +22,7 @@ from components.errors import RecipeError
 from components.sharing.lock import Lock
 
 if TYPE_CHECKING:
-    from command.composition.layout_search import SearchResult
+    from command.composition.layout_search import SearchResult  # slow: the planner
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The checkpoint that a run begins with: the section ``from``, and the files that it names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from components.config.recipe import Recipe
 from components.config.schema.parent import Parent
 from components.config.validation import read_section
 from components.errors import RecipeError
-from components.run.disk import explained
 from components.run.folder import RunFolder, existing_run_folder
 from components.run.records import MergeRecord
 
@@ -111,24 +110,3 @@ def _read_merge(section: Parent) -> Tree:
         "at_tokens": section.at_tokens or merged[-1].tokens,
         "merged": {str(part.tokens): part.coefficient for part in merged},
     }
-
-
-def find_initial_checkpoint(recipe: Recipe) -> Callable[[RunFolder], None]:
-    """Find the checkpoint that a run begins with; the result puts it into a run folder.
-
-    A run without a parent needs none, and neither does one with a checkpoint of its own.
-
-    Raises:
-        RecipeError: the run has a parent, and there is no such checkpoint.
-    """
-    if recipe.parent is None:
-        return lambda folder: None
-    from components.checkpoint import parent  # imports torch
-
-    found = parent.find_beginning(recipe)
-
-    def put(folder: RunFolder) -> None:
-        with explained(folder.path):
-            parent.begin(folder, recipe, found)
-
-    return put

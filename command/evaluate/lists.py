@@ -7,6 +7,7 @@ from command.files.yaml_file import read_data
 from components.config.suggestions import nearest
 from components.config.validation import read_section
 from components.errors import RecipeError
+from components.evaluate.staged import fetch
 from components.evaluate.task_list import TaskList
 from components.terminal import say
 
@@ -50,7 +51,6 @@ def fetch_lists(arguments: Arguments, folder: Path) -> list[Path]:
     if not asked:
         return []
     from components.evaluate.harness import check_installed, task_manager  # imports torch
-    from components.evaluate.staged import fetch
 
     check_installed()
     return [fetch(one, folder, task_manager(shipped=True), say) for one in asked]

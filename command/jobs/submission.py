@@ -14,13 +14,13 @@ from cluster.scheduler import NoAnswerError, Scheduler, SchedulerError, check_pr
 from cluster.status import status_of
 from cluster.user import User, read_user
 from command.arguments import ROOT, Arguments
-from command.composition.parent_checkpoint import find_initial_checkpoint
 from command.continuation import change_text, describe, renew_data
 from command.parent_data import check_parent_data
 from command.prepared_data import prepare_data
 from command.run_tree.folders import create_child_folders
 from command.run_tree.nodes import root_of
 from components.checkpoint.metadata import newest_checkpoint
+from components.checkpoint.parent import find_initial_checkpoint
 from components.command_line import command_line
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
@@ -35,7 +35,6 @@ from components.run.folder import RunFolder, check_unused, create_run_folder, re
 from components.run.ownership import is_own
 from components.run.writer_lock import submission_lock
 from components.terminal import say
-from components.train.launch import check_builds
 
 GIB = 2**30
 NONE: Mapping[str, Recipe] = {}
@@ -84,6 +83,8 @@ def check_run(
     for warning in warnings_of(recipe):
         say(f"warning: {warning}")
     _check_plan(recipe, user, children, force=arguments.force)
+    from components.train.local_checks import check_builds  # imports torch
+
     check_builds(recipe)
     return CheckedRun(arguments, recipe, settings, scheduler, path)
 

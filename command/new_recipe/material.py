@@ -11,6 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from components.convert.tokenizer import FETCH
+from components.data.engine_check import check_end, check_engine
+from components.data.tokenizer_file import open_engine, refuse_panics
 from components.errors import RecipeError
 from components.terminal import printable
 from data_prep.read import COMPRESSIONS, TABLES, Document, LocalFile
@@ -243,14 +246,12 @@ def measure_tokens(
         pieces = tokenizer.pieces if tokenizer else pieces
         return pieces, 0.25 * (pieces.bit_length() - 1)
     if tokenizer is not None:
-        from components.data.tokenizer_file import refuse_panics
-
         engine = _open(tokenizer.folder / FILE)
         texts = [document.text for document in text.sample]
         with refuse_panics(tokenizer.folder / FILE):
             encoded = engine.encode_batch(texts, add_special_tokens=False)
         return tokenizer.pieces, _bytes_per_token(texts, encoded)
-    from components.data.byte_bpe import ByteBPE  # takes its time
+    from components.data.byte_bpe import ByteBPE  # slow: numpy
 
     split = choose_split(measure_groups(text.sample), MOST_HELD_OUT)
     texts = [*filter(None, map(split.train_text, text.sample))]
@@ -291,8 +292,6 @@ def read_tokenizer(folder: Path) -> GivenTokenizer:
     if not (folder / FILE).is_file():
         problem, remedy = f"{folder} holds no {FILE}", "save it with save_pretrained(FOLDER), "
         raise RecipeError(where, problem, remedy + TRAINING)
-    from components.data.engine_check import check_end, check_engine  # loads tokenizers
-
     engine = _open(folder / FILE)
     check_engine(str(folder / FILE), engine)
     pieces = engine.get_vocab_size()
@@ -312,9 +311,6 @@ def read_tokenizer(folder: Path) -> GivenTokenizer:
 
 
 def _open(file: Path) -> Any:
-    from components.convert.tokenizer import FETCH
-    from components.data.tokenizer_file import open_engine  # loads SentencePiece, too
-
     return open_engine(file, FETCH)
 
 

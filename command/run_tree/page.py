@@ -2,17 +2,14 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from command.run_tree.nodes import TreeNode, nodes_of, root_of, state_of
 from components.config.check import read_recipe
 from components.config.parent import end_of
 from components.report.measurements import read_evaluations
+from components.report.tree import PlacedNode, placed, write_tree
 from components.run.folder import RunFolder
 from components.terminal import say
-
-if TYPE_CHECKING:
-    from components.report.tree import PlacedNode
 
 
 def leave_tree_page(run: Path) -> None:
@@ -27,8 +24,6 @@ def write_tree_page(run: Path) -> Path | None:
     Raises:
         RecipeError: a folder of the tree cannot be read.
     """
-    from components.report.tree import PlacedNode, write_tree
-
     root = root_of(run)
     recipe = read_recipe(root / "recipe.json")
     if not recipe.children:
@@ -50,9 +45,7 @@ def write_tree_page(run: Path) -> Path | None:
     return write_tree(trunk, list(found.values())[1:], root / "tree.html")
 
 
-def _reported(node: TreeNode, above: "dict[str | None, PlacedNode]") -> "PlacedNode":
-    from components.report.tree import PlacedNode, placed
-
+def _reported(node: TreeNode, above: dict[str | None, PlacedNode]) -> PlacedNode:
     child = node.child
     begin, added = placed(child.of, child.at_tokens, above)
     begins: tuple[int, ...] = (begin,)

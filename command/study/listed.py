@@ -9,6 +9,7 @@ from rich.table import Table
 from command.outcome import Status, print_result
 from command.study import runs
 from command.study.outcomes import PENDING, PointOutcome, read_figure_or_none
+from command.study.page import write_study
 from command.study.point_results import (
     PointResult,
     divide_figures,
@@ -112,8 +113,6 @@ def _write_page(
             way = f"leave cluster= out: its points are planned on {study.cluster}"
         raise RecipeError("study", problem, way)
     check_plotly("action")
-    from command.study.page import write_study  # imports plotly
-
     return write_study(study, tried, asked.changed, asked.page)
 
 

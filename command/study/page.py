@@ -5,12 +5,10 @@ from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-
 from command.study.point_results import PointResult, median_deviation, study_grid, summary
 from command.study.schema import ListedStudy
 from components.report import numbers
-from components.report.figures import colour, empty_figure
+from components.report.figures import PlotlyFigure, colour, empty_figure
 from components.report.html import check_destination, figure_html, render_template, write_page
 from components.report.tables import Card
 
@@ -50,7 +48,7 @@ def _cards(tried: Sequence[PointResult]) -> tuple[Card, ...]:
     )
 
 
-def study_figure(study: ListedStudy, tried: Sequence[PointResult]) -> go.Figure:
+def study_figure(study: ListedStudy, tried: Sequence[PointResult]) -> PlotlyFigure:
     """Draw published as filled marks, planned as open ones on a line, measured as diamonds."""
     axes = study.figure
     figure = empty_figure(axes.x_title, axes.y_title, height=440)

@@ -21,6 +21,6 @@ def run_study(words: Sequence[str]) -> Status:
     if asked.action == "report":
         remedy = "action=report runs=[...] compares its runs"
         raise RecipeError("action", f"{asked.study.name} searches: it has no figure", remedy)
-    from command.study.search import search_points  # imports optuna
+    from command.study.search import search_points  # slow: optuna
 
     return search_points(asked, asked.study)

@@ -22,6 +22,7 @@ from command.perform import perform
 from command.study.outcomes import PENDING, PointOutcome, Poll, read_figure, refused
 from command.study.request import StudyRequest
 from command.study.schema import ListedStudy, Point, QueueLimits, SearchStudy
+from command.study.tokenizers import count_point, counted_in
 from components.config.check import read_recipe
 from components.config.resolve import check_continues
 from components.errors import RecipeError
@@ -54,8 +55,6 @@ def runner_of(asked: StudyRequest) -> Runner:
         problem = f"no run measures {objective.planned}"
         raise RecipeError("action", problem, "plan it: action=plan")
     if measures_tokenizers(asked.study):
-        from command.study.tokenizers import count_point
-
         return partial(count_point, asked)
     return partial(_train if asked.action == "train" else _submit, asked)
 
@@ -205,8 +204,6 @@ def result_in(asked: StudyRequest, point: Point) -> PointOutcome | None:
     """
     run, key = asked.folder_of(point), str(asked.study.objective.measured)
     if measures_tokenizers(asked.study):
-        from command.study.tokenizers import counted_in
-
         return counted_in(run, key)
     file = run / "results.json"
     if not file.is_file():

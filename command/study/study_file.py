@@ -12,6 +12,7 @@ from typing import Any
 
 from command.arguments import ROOT
 from command.study import schema
+from command.study.ladder_points import spread_ladder
 from command.study.schema import (
     CitedRows,
     Column,
@@ -55,8 +56,6 @@ def check_study(tree: dict[str, Any], where: str) -> SearchStudy | ListedStudy:
     if given == ["grid"]:
         tree = _spread_grid(tree, where)
     if given == ["ladder"]:
-        from command.study.ladder_points import spread_ladder  # imports numpy
-
         tree = spread_ladder(tree, where)
     study: SearchStudy | ListedStudy
     if given == ["space"]:

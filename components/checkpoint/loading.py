@@ -1,8 +1,7 @@
 """Going on from the newest checkpoint that is whole, whatever layout or engine wrote it."""
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch.distributed as dist
@@ -10,21 +9,13 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from components.checkpoint import metadata
+from components.checkpoint.choice import CheckpointChoice, choose
 from components.checkpoint.layout import PieceReader, of_another_model, read_pieces
-from components.checkpoint.metadata import DamagedCheckpointError, Marker, RunProgress
+from components.checkpoint.metadata import Marker, RunProgress
 from components.checkpoint.saving import MOMENTS, WEIGHTS, State, master_of
 from components.checkpoint.sections import check_sections
 from components.distributed.collectives import by_first, together
 from components.errors import RecipeError
-
-
-@dataclass(frozen=True)
-class CheckpointChoice:
-    """The newest whole checkpoint, and what is wrong with the newer ones."""
-
-    checkpoint: Path
-    marker: Marker
-    damaged: tuple[DamagedCheckpointError, ...]
 
 
 def load_newest(
@@ -36,7 +27,7 @@ def load_newest(
         RecipeError: on all ranks, none that is there is whole, or it is of another recipe.
     """
     found = _complete_together(folder)
-    chosen = _choose(folder, found, check_together)
+    chosen = choose(folder, found, check_together)
     if chosen is not None:
         load_checkpoint(
             chosen.checkpoint,
@@ -69,72 +60,7 @@ def choose_up_to(folder: Path, tokens: int) -> CheckpointChoice | None:
         RecipeError: there are such and none is whole; all ranks raise it.
     """
     early = [one for one in _complete_together(folder) if metadata.tokens_of(one) <= tokens]
-    return _choose(folder, early, check_together)
-
-
-def newest_whole(folder: Path) -> CheckpointChoice | None:
-    """Find, alone, what `load_newest` would take; raise RecipeError where none is whole."""
-    return _choose(folder, metadata.complete_checkpoints(folder), check_alone)
-
-
-def checkpoint_of(folder: Path, tokens: int, *, weights: bool) -> CheckpointChoice:
-    """Find, alone, the whole checkpoint after so many tokens; ``weights`` alone may do.
-
-    Raises:
-        RecipeError: there is none, or it is not whole.
-    """
-    kinds: tuple[metadata.Kind, ...] = ("tokens", "weights") if weights else ("tokens",)
-    there = [one for kind in kinds for one in metadata.complete_checkpoints(folder, kind)]
-    chosen = _choose(
-        folder, [one for one in there if metadata.tokens_of(one) == tokens], check_alone
-    )
-    if chosen is not None:
-        return chosen
-    known = sorted({metadata.tokens_of(one) for one in there})
-    remedy = f"there are {', '.join(f'{one:_}' for one in known)}" if known else "there is none"
-    raise RecipeError("at_tokens", f"{tokens:_} has no checkpoint in {folder}", remedy)
-
-
-def newest_weights(folder: Path, tokens: int | None) -> CheckpointChoice | None:
-    """Find, alone, the newest whole checkpoint, weights alone or full, or that of ``tokens``.
-
-    Raises:
-        RecipeError: there are such and none is whole.
-    """
-    both = list(metadata.complete_checkpoints(folder))
-    both += metadata.complete_checkpoints(folder, "weights")
-    both = [one for one in both if tokens is None or metadata.tokens_of(one) == tokens]
-    both.sort(key=metadata.tokens_of, reverse=True)  # stable: the full ones stay first
-    return _choose(folder, both, check_alone)
-
-
-def _choose(
-    folder: Path, checkpoints: Iterable[Path], check: Callable[[Path], Marker]
-) -> CheckpointChoice | None:
-    damaged: list[DamagedCheckpointError] = []
-    for checkpoint in checkpoints:
-        try:
-            return CheckpointChoice(checkpoint, check(checkpoint), tuple(damaged))
-        except DamagedCheckpointError as error:
-            damaged.append(error)
-    if damaged:
-        newest = damaged[0]
-        problem = f"no checkpoint is whole; of the newest {newest.path} {newest.problem}"
-        remedy = "put one back from a copy, or begin a new run"
-        raise RecipeError(str(folder), problem, remedy)
-    return None
-
-
-def check_alone(checkpoint: Path) -> Marker:
-    """Compare all of a checkpoint's bytes with its marker.
-
-    Raises:
-        DamagedCheckpointError: a file is missing, or its contents are not what was written.
-        RecipeError: it has another format, or a file too many.
-    """
-    marker = metadata.read_marker(checkpoint)
-    check_sections(checkpoint, marker.files, rank=0, ranks=1)
-    return marker
+    return choose(folder, early, check_together)
 
 
 def check_together(checkpoint: Path) -> Marker:

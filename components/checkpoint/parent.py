@@ -5,10 +5,11 @@ and what either folder removes later stays in the other.
 """
 
 from bisect import bisect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from components.checkpoint.loading import CheckpointChoice, checkpoint_of
+from components.checkpoint.choice import CheckpointChoice, checkpoint_of
 from components.checkpoint.metadata import (
     Kind,
     Marker,
@@ -23,6 +24,7 @@ from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
 from components.config.schema.parent import Parent
 from components.errors import RecipeError
+from components.run.disk import explained
 from components.run.event_log import EventLog
 from components.run.folder import RunFolder, existing_run_folder
 
@@ -91,3 +93,22 @@ def begin(folder: RunFolder, recipe: Recipe, beginning: Beginning | None) -> Non
     evidence |= {"checkpoint": str(beginning.chosen.checkpoint.resolve())}
     log = EventLog(file=folder.journal, writes=True, retry_seconds=0.0)
     log.note("branch", marker.progress, "begins with a checkpoint of another run", evidence)
+
+
+def find_initial_checkpoint(recipe: Recipe) -> Callable[[RunFolder], None]:
+    """Find the checkpoint that a run begins with; the result puts it into a run folder.
+
+    A run without a parent needs none, and neither does one with a checkpoint of its own.
+
+    Raises:
+        RecipeError: the run has a parent, and there is no such checkpoint.
+    """
+    if recipe.parent is None:
+        return lambda folder: None
+    found = find_beginning(recipe)
+
+    def put(folder: RunFolder) -> None:
+        with explained(folder.path):
+            begin(folder, recipe, found)
+
+    return put

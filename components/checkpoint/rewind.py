@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from components.checkpoint.loading import checkpoint_of
+from components.checkpoint.choice import checkpoint_of
 from components.checkpoint.metadata import MARKER, Marker, name_of
 from components.checkpoint.retention import beside, complete, later_than, mark
 from components.run.disk import check_room

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from components.checkpoint import retention
+from components.checkpoint.copy_out import copy_out
 from components.checkpoint.layout import CheckpointLayout, Share
 from components.checkpoint.metadata import Kind, Marker, RunProgress
 from components.checkpoint.sections import files_of, write_blocks
@@ -358,7 +359,7 @@ class Saver:
 
         if marker.kind == "weights" or self._by_first(stays):
             saved, among = self.folder / marker.name, (self.group, self._patience)
-            retention.copy_out(saved, marker, self.copy_to, *among)
+            copy_out(saved, marker, self.copy_to, *among)
 
     def _by_first(self, task: Callable[[], T]) -> T:
         """Let the first rank do it, again for as long as the file system may be away."""

@@ -10,13 +10,11 @@ import math
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from components.config.recipe import Recipe
 from components.config.schema.sections import Carrier, Shrink
 from components.config.user_overrides import Tree, UserOverrides
-
-if TYPE_CHECKING:
-    from components.config.recipe import Recipe
 
 OWN = ("files", "tokens", "dataset")
 # So often was nearly as good as new text (Muennighoff et al. 2023, arXiv 2305.16264).
@@ -165,7 +163,7 @@ def _text_bytes(file: Path) -> int:
     return file.stat().st_size * factor
 
 
-def note_of_carriers(recipe: "Recipe") -> str | None:
+def note_of_carriers(recipe: Recipe) -> str | None:
     """Say what was mixed into a recipe's own text and how to do without; else nothing."""
     data, shrink = recipe.data, recipe.scale.shrink
     own = [name for name, one in data.sources.items() if any(getattr(one, k) for k in OWN)]

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from components.build import build
+from components.checkpoint.choice import check_alone
 from components.checkpoint.layout import PieceReader, read_pieces
-from components.checkpoint.loading import check_alone
 from components.checkpoint.metadata import (
     Files,
     FileSection,

@@ -52,7 +52,10 @@ class DeepSpeedEngine(Engine):
         if dtype != torch.float32:
             exact = {name: weight.detach().cpu() for name, weight in named.items()}
         deepspeed = _import_deepspeed(device)
-        from components.engine.deepspeed_state import EngineState, deepspeed_config
+        from components.engine.deepspeed_state import (  # imports DeepSpeed, which is optional
+            EngineState,
+            deepspeed_config,
+        )
 
         config = deepspeed_config(recipe, str(dtype).removeprefix("torch."))
         _check_device(deepspeed, dtype)

@@ -28,7 +28,7 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from components.checkpoint.loading import CheckpointChoice
+from components.checkpoint.choice import CheckpointChoice
 from components.checkpoint.metadata import Marker, RunProgress
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe

@@ -1,7 +1,7 @@
 """Fault injection: what a run does about a fault is seen before a machine asks for it.
 
 A fault strikes one rank before one step, once in the life of a run, whatever starts again. Each
-is a function named like its `fault`; torch is imported by those that need it alone.
+is a function named like its `fault`.
 """
 
 import ctypes
@@ -15,16 +15,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from components.checkpoint.metadata import newest_checkpoint
+from components.config.schema import monitoring
+from components.distributed.weight_shards import local
 from components.errors import RecipeError
 from components.run.event_log import ClockReading, EventLog
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from components.config.schema import monitoring
 
 _LONG_SECONDS = 1_000_000
 _MUTEX_BYTES = 64  # as glibc makes one, all zeros; more than any platform's needs
@@ -35,16 +35,14 @@ class Reach:
     """What a fault may touch of its rank."""
 
     checkpoints: Path  # the folder that the run saves into
-    batch: "Tensor"  # of the step: (microbatches, sequences, length + 1)
-    stages: "Sequence[nn.Module]"  # the rank's parts of the model
+    batch: Tensor  # of the step: (microbatches, sequences, length + 1)
+    stages: Sequence[nn.Module]  # the rank's parts of the model
 
 
 class FaultInjector:
     """Fire this ``rank``'s faults; it notes them itself, since the first may be struck."""
 
-    def __init__(
-        self, *, faults: "Sequence[monitoring.Fault]", folder: Path, rank: int
-    ) -> None:
+    def __init__(self, *, faults: Sequence[monitoring.Fault], folder: Path, rank: int) -> None:
         self._faults = [fault for fault in faults if fault.rank == rank]
         self._notes = folder / "rehearsed"
         self._journal = EventLog(file=folder / "journal.jsonl", writes=True, retry_seconds=0.0)
@@ -57,7 +55,7 @@ class FaultInjector:
                 self._journal.note("rehearsal", progress, cause, evidence)
                 globals()[fault.fault](fault, reach)
 
-    def _is_first_time(self, fault: "monitoring.Fault") -> bool:
+    def _is_first_time(self, fault: monitoring.Fault) -> bool:
         """Note the fault on disk; whoever finds the note there leaves it be."""
         self._notes.mkdir(exist_ok=True)
         note = self._notes / f"{fault.fault}-rank-{fault.rank}-step-{fault.step}"
@@ -69,12 +67,12 @@ class FaultInjector:
         return True
 
 
-def kill(fault: "monitoring.Kill", reach: Reach) -> None:
+def kill(fault: monitoring.Kill, reach: Reach) -> None:
     """End this process by a signal that none can catch, as when its node is lost."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hang(fault: "monitoring.HangFault", reach: Reach) -> None:
+def hang(fault: monitoring.HangFault, reach: Reach) -> None:
     """Sleep for days, or wait for ever without giving other threads of Python a turn."""
     if fault.how == "sleeps":
         time.sleep(_LONG_SECONDS)
@@ -84,21 +82,21 @@ def hang(fault: "monitoring.HangFault", reach: Reach) -> None:
         library.pthread_mutex_lock(mutex)
 
 
-def nan(fault: "monitoring.Nan", reach: Reach) -> None:
+def nan(fault: monitoring.Nan, reach: Reach) -> None:
     """Let the next pass through the rank's first stage come out as NaN."""
 
-    def spoil(stage: "nn.Module", inputs: Any, output: "Tensor") -> "Tensor":
+    def spoil(stage: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         handle.remove()
         return output * float("nan")
 
     handle = reach.stages[0].register_forward_hook(spoil)
 
 
-def slow_rank(fault: "monitoring.SlowRank", reach: Reach) -> None:
+def slow_rank(fault: monitoring.SlowRank, reach: Reach) -> None:
     """Burn time in every forward pass of the rank's first stage, as a device too hot does."""
     passes = fault.steps * len(reach.batch)
 
-    def burn(stage: "nn.Module", inputs: Any) -> None:
+    def burn(stage: nn.Module, inputs: Any) -> None:
         nonlocal passes
         passes -= 1
         if passes <= 0:
@@ -110,12 +108,8 @@ def slow_rank(fault: "monitoring.SlowRank", reach: Reach) -> None:
     handle = reach.stages[0].register_forward_pre_hook(burn)
 
 
-def bit_flip(fault: "monitoring.BitFlip", reach: Reach) -> None:
+def bit_flip(fault: monitoring.BitFlip, reach: Reach) -> None:
     """Flip a bit of the first number of the rank's first weight matrix."""
-    import torch
-
-    from components.distributed.weight_shards import local
-
     weights = (weight for stage in reach.stages for weight in stage.parameters())
     matrix = next(weight for weight in weights if weight.dim() > 1)
     with torch.no_grad():
@@ -126,7 +120,7 @@ def bit_flip(fault: "monitoring.BitFlip", reach: Reach) -> None:
         bits.view(-1)[:1] ^= 1 << bit if bit < width - 1 else -(1 << bit)
 
 
-def spike(fault: "monitoring.Spike", reach: Reach) -> None:
+def spike(fault: monitoring.Spike, reach: Reach) -> None:
     """Put the largest id of the step's batch, a rare one, in the place of all.
 
     Repeated n-grams in web text made OLMo's gradients leap (arXiv 2501.00656).
@@ -134,7 +128,7 @@ def spike(fault: "monitoring.Spike", reach: Reach) -> None:
     reach.batch.fill_(reach.batch.max())
 
 
-def truncated_checkpoint(fault: "monitoring.TruncatedCheckpoint", reach: Reach) -> None:
+def truncated_checkpoint(fault: monitoring.TruncatedCheckpoint, reach: Reach) -> None:
     """Cut the newest checkpoint; only a run that goes back or starts again reads it.
 
     Raises:
@@ -143,12 +137,12 @@ def truncated_checkpoint(fault: "monitoring.TruncatedCheckpoint", reach: Reach) 
     truncate_newest(reach.checkpoints)
 
 
-def files_gone(fault: "monitoring.FilesGone", reach: Reach) -> None:
+def files_gone(fault: monitoring.FilesGone, reach: Reach) -> None:
     """Hide the checkpoints' folder; it comes back whatever becomes of this rank."""
     take_away(reach.checkpoints, fault.seconds)
 
 
-def full_disk(fault: "monitoring.FullDisk", reach: Reach) -> None:
+def full_disk(fault: monitoring.FullDisk, reach: Reach) -> None:
     """Limit this process's files: small ones can be written, checkpoints cannot for a while."""
     full = ExitStack()
     full.enter_context(fill_up(fault.free_bytes))

@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-
 from components.errors import RecipeError
 from components.report import numbers
-from components.report.figures import colour, empty_figure
+from components.report.figures import PlotlyFigure, colour, empty_figure
 from components.report.html import check_destination, figure_html, render_template, write_page
 from components.report.outcome import ReportEntry, Tree
 from components.report.tables import Card, Grid, grid_by_name, together
@@ -88,7 +86,7 @@ def _key_figures(tree: Tree) -> tuple[Card, ...]:
     )
 
 
-def _tokens_figure(sources: Tree) -> go.Figure:
+def _tokens_figure(sources: Tree) -> PlotlyFigure:
     """Draw what there is of each source, beside what a run draws of it."""
     height = _FRAME_PIXELS + 2 * _ROW_PIXELS * len(sources)
     figure = empty_figure("share of the tokens", "", height=height)

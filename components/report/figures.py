@@ -6,8 +6,7 @@ dark and print. Names stay as they are: `html.figure_html` escapes the text of a
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-
-import plotly.graph_objects as go
+from typing import Any
 
 from components.report.held_out import AS_MIXTURE, PLAIN_MEAN, loss_rows
 from components.report.measurements import MEAN
@@ -15,6 +14,7 @@ from components.report.outcome import ReportEntry, Tree
 from components.run.records import HeldOutEvaluation
 from components.run.step_table import StepTable
 
+PlotlyFigure = Any  # plotly has no types
 _COLOURS = ("#3b7dc4", "#d9652b", "#2f9e78", "#b05cae", "#b8912a", "#5aa9cf", "#c4506b")
 # Of several runs each has, beside its colour, a mark (plotly's name, a character) and a dash.
 _MARKS = (
@@ -38,7 +38,7 @@ def mark(index: int) -> str:
     return _MARKS[index % len(_MARKS)][1]
 
 
-def tell_apart(figure: go.Figure, entries: Sequence[ReportEntry]) -> None:
+def tell_apart(figure: PlotlyFigure, entries: Sequence[ReportEntry]) -> None:
     """Give the curves of each of several runs its mark and dash: not all see colours.
 
     A legend of many would leave the curves no place: the table of runs has the marks.
@@ -57,7 +57,7 @@ def tell_apart(figure: go.Figure, entries: Sequence[ReportEntry]) -> None:
             trace.marker.symbol = _MARKS[place % len(_MARKS)][0] + "-open" * is_open
 
 
-def loss_figure(entries: Sequence[ReportEntry]) -> go.Figure:
+def loss_figure(entries: Sequence[ReportEntry]) -> PlotlyFigure:
     """Draw training (thin) and held-out loss (points) against tokens, unigram as dots."""
     figure = empty_figure("tokens", "loss, nats per token", height=420)
     for index, entry in enumerate(entries):
@@ -76,7 +76,7 @@ def _unigram(entry: ReportEntry) -> float | None:
     return held_out.unigram if held_out.shares else held_out.unigram_unweighted
 
 
-def _add_losses(figure: go.Figure, entry: ReportEntry, index: int, *, alone: bool) -> None:
+def _add_losses(figure: PlotlyFigure, entry: ReportEntry, index: int, *, alone: bool) -> None:
     """One run alone has a colour a curve; of several, each has one colour and one mean."""
     name, journal = entry.label, entry.run.journal
     tokens, losses = _series(journal.steps, "loss")
@@ -113,7 +113,7 @@ def _means(
     return found
 
 
-def sources_figure(entries: Sequence[ReportEntry]) -> go.Figure | None:
+def sources_figure(entries: Sequence[ReportEntry]) -> PlotlyFigure | None:
     """Draw the last held-out losses, means above sources by the first run; None without any."""
     rows = [loss_rows(entry.outcome) for entry in entries]
     # Later mappings win: the first run that has a source decides its place.
@@ -147,7 +147,7 @@ def sources_figure(entries: Sequence[ReportEntry]) -> go.Figure | None:
 
 
 def _add_marks(
-    figure: go.Figure, title: str, names: Sequence[str], losses: Mapping[str, float | None],
+    figure: PlotlyFigure, title: str, names: Sequence[str], losses: Mapping[str, float | None],
     *, symbol: str, color: str = _NEUTRAL,
 ) -> None:  # fmt: skip
     """Draw a mark in the row of each name that has such a loss, if there are any."""
@@ -161,7 +161,9 @@ def _add_marks(
         )  # fmt: skip
 
 
-def step_figure(entries: Sequence[ReportEntry], field: str, exponents: str = "e") -> go.Figure:
+def step_figure(
+    entries: Sequence[ReportEntry], field: str, exponents: str = "e"
+) -> PlotlyFigure:
     """Draw one quantity of the steps against tokens; the page's heading names it."""
     figure = empty_figure("tokens", None, height=230)
     figure.update_layout(showlegend=False)
@@ -201,10 +203,12 @@ def thinned(values: Sequence[float], most_points: int) -> list[int]:
     return sorted(kept)
 
 
-def empty_figure(x_title: str, y_title: str | None, *, height: int) -> go.Figure:
+def empty_figure(x_title: str, y_title: str | None, *, height: int) -> PlotlyFigure:
     """Make the ground of a chart, ``height`` pixels high."""
+    from plotly.graph_objects import Figure  # slow, and optional
+
     axis = {"zeroline": False, "automargin": True, "ticks": ""}
-    return go.Figure(
+    return Figure(
         layout={
             "template": None,
             "height": height,
@@ -222,7 +226,7 @@ def empty_figure(x_title: str, y_title: str | None, *, height: int) -> go.Figure
 
 def score_figure(
     entries: Sequence[ReportEntry], evaluated: Sequence[Sequence[Tree]], *, least: int = 2
-) -> go.Figure | None:
+) -> PlotlyFigure | None:
     """Draw scores in per cent against tokens: of one run by task, of several the means.
 
     ``evaluated`` has the result files of each run. What has not ``least`` checkpoints is not

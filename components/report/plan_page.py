@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
-import plotly.graph_objects as go
-
 from components.config.schema.types import thaw
 from components.json_file import dump_json
 from components.planner.result import PlannedMemory, PlanResult
 from components.planner.search_result import GIB
 from components.planner.timeline import Timeline, TimelineBlock
 from components.report import numbers, plan_tables
-from components.report.figures import colour, empty_figure
+from components.report.figures import PlotlyFigure, colour, empty_figure
 from components.report.html import check_destination, figure_html, render_template, write_page
 from components.report.plan_tables import PARTS, Picture
 from components.report.plan_tree import longest_way, tree_sheet
@@ -117,7 +115,7 @@ def _ranks_sheet(timeline: Timeline) -> Grid:
     return Grid(columns=columns, rows=rows)
 
 
-def timeline_figure(timeline: Timeline) -> go.Figure:
+def timeline_figure(timeline: Timeline) -> PlotlyFigure:
     """Draw each pass as a bar; of a long step, the first and the last microbatches alone."""
     figure = _figure("seconds from the start of the step", len(timeline.ranks))
     figure.update_layout(barmode="overlay", bargap=0.15, dragmode="zoom")
@@ -146,7 +144,7 @@ def timeline_figure(timeline: Timeline) -> go.Figure:
     return figure
 
 
-def _figure(abscissa: str, ranks: int) -> go.Figure:
+def _figure(abscissa: str, ranks: int) -> PlotlyFigure:
     height = _FRAME_PIXELS + _ROW_PIXELS * ranks
     figure = empty_figure(abscissa, "pipeline rank", height=height)
     return figure.update_yaxes(autorange="reversed", fixedrange=True, dtick=1, showgrid=False)
@@ -169,7 +167,7 @@ def cut_microbatches(timeline: Timeline) -> tuple[int, int] | None:
     return (min(left), max(left)) if left else None
 
 
-def memory_figure(memory: PlannedMemory) -> go.Figure:
+def memory_figure(memory: PlannedMemory) -> PlotlyFigure:
     """Stack what each pipeline rank holds at its peak, and mark what a device has.
 
     The peak is either in the passes or in the optimizer's step: the lower one is left out.

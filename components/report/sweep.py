@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-import plotly.graph_objects as go
-
 from components.report import numbers
-from components.report.figures import colour, empty_figure
+from components.report.figures import PlotlyFigure, colour, empty_figure
 from components.report.outcome import ReportEntry, flat
 
 # Words that say where and how, not what.
@@ -87,7 +85,7 @@ def named_by_values(
 
 def sweep_figure(
     entries: Sequence[ReportEntry], sweep: Sweep, result: tuple[str, str, str]
-) -> go.Figure | None:
+) -> PlotlyFigure | None:
     """Draw one of `RESULTS` over the swept key, a colour a series; None if no run has it."""
     title, field, range_mode = result
     results = [attrgetter(field)(entry.outcome) for entry in entries]
@@ -116,7 +114,7 @@ def sweep_figure(
     return figure
 
 
-def _set_axis(figure: go.Figure, sweep: Sweep) -> None:
+def _set_axis(figure: PlotlyFigure, sweep: Sweep) -> None:
     if not sweep.is_numeric:
         figure.update_xaxes(type="category")
         return

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-import plotly.graph_objects as go
-
 from components.report import figures, numbers
 from components.report.html import check_destination, figure_html, write_page
 from components.report.outcome import ReportEntry, load_entries
@@ -106,7 +104,7 @@ def tree_grid(nodes: Sequence[PlacedNode], entries: Sequence[ReportEntry]) -> Gr
 
 def tree_figure(
     trunk: PlacedNode, nodes: Sequence[PlacedNode], entries: Sequence[ReportEntry]
-) -> go.Figure:
+) -> figures.PlotlyFigure:
     """Draw each run as a line over tokens below its parent, and what is no run as marks."""
     everyone = [trunk, *nodes]
     rows = {node.name: row for row, node in enumerate(everyone)}

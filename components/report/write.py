@@ -5,7 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from components.report.data_card import write_card
 from components.report.html import NO_PLOTLY, shared_script
+from components.report.page import write_report
 
 Say = Callable[[str], None]
 
@@ -15,8 +17,6 @@ def write_report_if_possible(runs: Sequence[Path], destination: Path, say: Say) 
     if find_spec("plotly") is None:
         say(f"no report is written: {NO_PLOTLY}")
         return None
-    from components.report.page import write_report  # needs plotly
-
     return write_report(runs, destination, script=shared_script(destination.parent))
 
 
@@ -25,6 +25,4 @@ def write_card_if_possible(card: Mapping[str, Any], file: Path, say: Say) -> Pat
     if find_spec("plotly") is None:
         say(f"no page of the data card is written: {NO_PLOTLY}")
         return None
-    from components.report.data_card import write_card  # needs plotly
-
     return write_card(card, file)

@@ -7,15 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
-from pathlib import Path
 from types import FrameType
 
-from components.build import build
 from components.child_process import python_environment
 from components.config.recipe import Recipe
-from components.config.rules.engine import FLOAT8
-from components.config.schema.types import thaw
 from components.errors import NO_MEMORY, RecipeError
 from components.fault_tolerance.failures import FIRST_FAILURE, MENDABLE, recipe_error
 from components.fault_tolerance.soft_failure import NotFiniteError, soft_failure, way_on
@@ -37,46 +32,6 @@ def check_trainable(recipe: Recipe) -> None:
     if recipe.cluster.nodes > 1 or recipe.cluster.scheduler != "none":
         problem = f"{recipe.cluster.nodes} nodes of {recipe.cluster.name} are not this machine"
         raise RecipeError("cluster", problem, "leave cluster= out to train a miniature here")
-
-
-def check_builds(recipe: Recipe) -> None:
-    """Build every part once, the model on ``meta``: what a constructor refuses fails here.
-
-    Raises:
-        RecipeError: whatever a constructor says is wrong, weights to begin with that are of
-            another model, an engine that is not installed, or a schedule that this torch lacks.
-    """
-    import torch  # slow: only who is about to train pays for it
-
-    if recipe.parallelism.engine == "deepspeed" and find_spec("deepspeed") is None:
-        raise RecipeError(
-            "parallelism.engine",
-            "deepspeed, which is not installed here",
-            "run make setup again, or set parallelism.engine=mesh",
-        )
-    if recipe.precision.compute == FLOAT8:
-        from components.model.float8 import check_torchao  # imports torch
-
-        check_torchao()
-    if recipe.parallelism.pipeline > 1:
-        from components.distributed.pipeline import check_schedule
-
-        check_schedule(recipe.parallelism.schedule)
-    build(recipe.tokenizer, "tokenizer")
-    build(recipe.schedule, "schedule")
-    with torch.device("meta"):
-        model = build(recipe.model, "model")
-    build(recipe.optimizer, "optimizer")(parameters=list(model.named_parameters()))
-    if recipe.model["init_from"] != "none":
-        from components.convert.reading import read_folder
-
-        # Copying into `meta` copies nothing: names, shapes and vocabulary are what is checked.
-        read_folder(
-            Path(recipe.model["init_from"]),
-            model,
-            section=thaw(recipe.model),
-            tokenizer_vocab_size=recipe.tokenizer["vocab_size"],
-        )
 
 
 def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:

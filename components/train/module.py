@@ -20,6 +20,7 @@ from components.distributed.experts import balance_experts, exact_exchanges, for
 from components.distributed.mesh import Mesh
 from components.distributed.pipeline import Accumulation, Microbatches, Pipeline
 from components.distributed.tensor_styles import seed_layers
+from components.engine.deepspeed_engine import DeepSpeedEngine
 from components.engine.mesh_engine import Engine, MeshEngine
 from components.engine.microbatch_forward import StageCompute
 from components.engine.optimizer import build_optimizer
@@ -118,8 +119,6 @@ class Pretraining(LightningModule):
             RecipeError: a precision that DeepSpeed has not, or not on this device.
         """
         if self.recipe.parallelism.engine == "deepspeed":
-            from components.engine.deepspeed_engine import DeepSpeedEngine
-
             decoder, compute = self.decoders[0], self.compute
             self.engine = DeepSpeedEngine(
                 recipe=self.recipe, decoder=decoder, compute=compute, device=self.device

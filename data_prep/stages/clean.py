@@ -24,7 +24,7 @@ from data_prep.stages.record import DocumentTally
 from data_prep.stages.shards import SUFFIX, write_array, write_shard
 
 if TYPE_CHECKING:
-    from data_prep.steps import DocumentStep
+    from data_prep.steps import DocumentStep  # slow: datatrove's filters
 
 HASHES = ".hashes.npy"
 HASH_BYTES = 16
@@ -35,7 +35,7 @@ def build(settings: Mapping[str, Any], source: str) -> "list[DocumentStep]":
     """Build the document steps of those sections that ``settings`` has; the others are none."""
     if all(section == "none" for section in settings.values()):
         return []
-    from data_prep.steps import build_steps  # slow to import: only who has steps pays
+    from data_prep.steps import build_steps  # slow: datatrove's filters
 
     none = dict.fromkeys(DocumentSteps.model_fields, "none")
     steps = DocumentSteps.model_validate({**none, **settings})

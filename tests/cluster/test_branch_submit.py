@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from command.main import main
-from components.checkpoint.loading import check_alone
+from components.checkpoint.choice import check_alone
 from components.run.history import read_lines
 from tests.cluster.conftest import HERE
 from tests.cluster.programs import Programs

@@ -16,7 +16,7 @@ from sentencepiece import SentencePieceProcessor
 
 from command.actions import evaluate
 from command.arguments import read_point
-from components.checkpoint.loading import newest_whole
+from components.checkpoint.choice import newest_whole
 from components.config.check import read_recipe
 from components.convert.reading import load_weights
 from components.errors import RecipeError

@@ -8,6 +8,7 @@ from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.composition.compose import compose_recipe
 from command.evaluate.lists import fetch_lists
+from command.prepared_data import prepare_data
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.run.provenance import parts_of
@@ -63,8 +64,6 @@ def locks_of(recipe: Recipe, *, evaluates: bool = False) -> list[str]:
 
 
 def _stage_data(recipe: Recipe, arguments: Arguments, folder: Path) -> dict[str, str]:
-    from command.prepared_data import prepare_data  # imports numpy and tokenizers
-
     try:
         prepared = Path(prepare_data(recipe, arguments.site)["folder"])
     except RecipeError as error:

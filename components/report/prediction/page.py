@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import plotly.graph_objects as go
 
 from components.planner.result import PlanResult
 from components.report import numbers
-from components.report.figures import colour, empty_figure
+from components.report.figures import PlotlyFigure, colour, empty_figure
 from components.report.html import figure_html, render_template, write_page
 from components.report.prediction import tables
 from components.report.tables import Card
@@ -64,7 +63,7 @@ def _cards(found: Prediction, plan: PlanResult) -> tuple[Card, ...]:
     )
 
 
-def prediction_figure(found: Prediction, law: Law, unit: str) -> go.Figure:
+def prediction_figure(found: Prediction, law: Law, unit: str) -> PlotlyFigure:
     """Draw loss over FLOPs: a curve a size, its runs, and the target at the far end."""
     figure = empty_figure("FLOPs, 6 N D", f"loss, {unit}", height=460)
     figure.update_layout(margin={"t": 60})

@@ -12,6 +12,8 @@ from lightning.pytorch import Trainer
 from torch.distributed.constants import default_pg_timeout
 
 from components.checkpoint import loading
+from components.checkpoint.choice import CheckpointChoice
+from components.checkpoint.copy_out import check_target
 from components.checkpoint.local_copies import LocalCopies
 from components.checkpoint.metadata import (
     Kind,
@@ -20,7 +22,7 @@ from components.checkpoint.metadata import (
     newest_checkpoint,
     tokens_of,
 )
-from components.checkpoint.retention import Policy, amend, check_target, drop_after
+from components.checkpoint.retention import Policy, amend, drop_after
 from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Saver
 from components.config.children import needed_tokens
 from components.config.fingerprint import compute_fingerprint
@@ -183,7 +185,7 @@ class Checkpoints(RunCallback):
             seconds = evidence.pop("stall_seconds")
             self.journal.note("checkpoint", one.progress, cause, evidence, seconds=seconds)
 
-    def _note_damaged(self, chosen: loading.CheckpointChoice) -> None:
+    def _note_damaged(self, chosen: CheckpointChoice) -> None:
         cause = "a newer checkpoint is not whole"
         for one in chosen.damaged:
             evidence = {"path": one.path, "problem": one.problem}

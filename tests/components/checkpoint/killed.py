@@ -60,7 +60,7 @@ def load_what_is_left(folder: Path) -> Left:
     """Load as one process does; it has half the numbers of two ranks."""
     from safetensors.torch import load_file
 
-    from components.checkpoint.loading import newest_whole
+    from components.checkpoint.choice import newest_whole
 
     unfinished = len([*folder.glob(".tokens-*")])
     chosen = newest_whole(folder)

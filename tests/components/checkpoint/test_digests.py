@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.checkpoint.loading import check_alone
+from components.checkpoint.choice import check_alone
 from components.checkpoint.metadata import MARKER, newest_checkpoint, read_marker
 from components.errors import RecipeError
 from tests.components.checkpoint import digest_cases as cases

@@ -10,7 +10,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
-from components.checkpoint.loading import choose_up_to, load_newest, newest_whole
+from components.checkpoint.choice import newest_whole
+from components.checkpoint.loading import choose_up_to, load_newest
 from components.checkpoint.metadata import newest_checkpoint
 from components.errors import RecipeError
 from components.fault_tolerance.faults import truncate_newest

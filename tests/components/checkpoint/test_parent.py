@@ -11,7 +11,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from components.checkpoint.loading import check_alone
+from components.checkpoint.choice import check_alone
 from components.checkpoint.metadata import Kind, RunProgress
 from components.checkpoint.parent import begin, find_beginning
 from components.checkpoint.retention import Policy, prune

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
-from components.checkpoint.loading import check_alone, newest_whole
+from components.checkpoint.choice import check_alone, newest_whole
 from components.checkpoint.metadata import Kind, RunProgress
 from components.checkpoint.rewind import ASIDE, rewind
 from components.errors import RecipeError

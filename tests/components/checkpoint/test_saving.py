@@ -10,9 +10,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
-from components.checkpoint.loading import check_alone
+from components.checkpoint.choice import check_alone
+from components.checkpoint.copy_out import check_target
 from components.checkpoint.metadata import complete_checkpoints, newest_checkpoint, read_marker
-from components.checkpoint.retention import Policy, check_target
+from components.checkpoint.retention import Policy
 from components.errors import RecipeError
 from tests.components.checkpoint import saver_cases as cases
 from tests.components.checkpoint.numbers import Counted

@@ -20,7 +20,7 @@ from command.composition.compose import compose_recipe
 from components.convert.reading import read_folder
 from components.convert.universal import UniversalReader
 from components.errors import RecipeError
-from components.train.launch import check_builds
+from components.train.local_checks import check_builds
 from tests.components.convert.conftest import (
     PIECES,
     ROOT,

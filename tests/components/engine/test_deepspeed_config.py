@@ -8,7 +8,7 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.engine.deepspeed_state import deepspeed_config
 from components.errors import RecipeError
-from components.train import launch
+from components.train import local_checks
 
 ALONE = (
     "scale=full",
@@ -96,10 +96,10 @@ def test_a_precision_that_deepspeed_has_not_is_refused_whatever_auto_stood_for()
 def test_an_engine_that_is_not_installed_is_said_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    monkeypatch.setattr(local_checks, "find_spec", lambda name: None)
     recipe = compose_recipe(read_point(["recipe=teuken7b", "parallelism.engine=deepspeed"]))
     with pytest.raises(RecipeError, match=r"parallelism\.engine: deepspeed, which is not inst"):
-        launch.check_builds(recipe)
+        local_checks.check_builds(recipe)
 
 
 @pytest.mark.parametrize("scale", ["mini", "parity"])
