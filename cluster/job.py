@@ -29,6 +29,7 @@ class JobSettings:
     cluster: Cluster
     site: Site
     user: User
+    plan: Plan | None  # None: the cluster's profile has no hardware figures
     nodes: int  # with the spare ones
     restarts: int  # how often the job launches its ranks again
     preflight_seconds: int | None  # what looks at the nodes is ended then; None: nothing does
@@ -173,6 +174,7 @@ def job_settings(
         cluster=cluster,
         site=site,
         user=user,
+        plan=plan,
         nodes=nodes,
         restarts=recipe.watchdog.restarts,
         preflight_seconds=preflight,

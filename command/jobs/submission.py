@@ -29,7 +29,7 @@ from components.config.rules.check import warnings_of
 from components.config.user_overrides import differences, leaves
 from components.data.files import write_atomically
 from components.errors import RecipeError
-from components.planner.plan import plan_recipe
+from components.planner.plan import Plan
 from components.planner.tree import plan_tree
 from components.run.folder import RunFolder, check_unused, create_run_folder, replace_recipe
 from components.run.ownership import is_own
@@ -82,7 +82,8 @@ def check_run(
         say(f"note: {note}")
     for warning in warnings_of(recipe):
         say(f"warning: {warning}")
-    _check_plan(recipe, user, children, force=arguments.force)
+    if settings.plan is not None:
+        _check_plan(recipe, settings.plan, user, children, force=arguments.force)
     from components.train.local_checks import check_builds  # imports torch
 
     check_builds(recipe)
@@ -208,12 +209,9 @@ def _check_ended(
 
 
 def _check_plan(
-    recipe: Recipe, user: User, children: Mapping[str, Recipe], *, force: bool
+    recipe: Recipe, plan: Plan, user: User, children: Mapping[str, Recipe], *, force: bool
 ) -> None:
     """Refuse what will not fit, and what costs more than the user wants to spend."""
-    if isinstance(recipe.cluster.hardware, str):
-        return
-    plan = plan_recipe(recipe)
     peak, usable = plan.fullest.peak / GIB, plan.fullest.usable_bytes / GIB
     if plan.fullest.verdict == "does_not_fit" and not force:
         problem = f"the plan needs {peak:.1f} GiB a device of {usable:.1f}"
