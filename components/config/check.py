@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from components.config.parent import check_beginning
-from components.config.part_nodes import check_nodes
+from components.config.part_nodes import SECTIONS, check_nodes
 from components.config.phases import check_phases, check_starts
 from components.config.recipe import Recipe
 from components.config.rules.check import check_rules
@@ -37,6 +37,11 @@ def read_fields(tree: Mapping[str, Any]) -> Recipe:
         RecipeError: with the YAML path of the first that is wrong.
     """
     check_nodes(tree)
+    for section in SECTIONS:
+        node = tree.get(section)
+        if isinstance(node, Mapping) and not node.keys() & {"_target_", "phases"}:
+            remedy = f"choose a file of conf/{section}/: {section}=NAME"
+            raise RecipeError(section, "names no class", remedy)
     return read_section(Recipe, tree, "")
 
 

@@ -129,7 +129,7 @@ def _check_parts(folder: Path, features: DecoderSpec) -> None:
     norm, attention, mlp = features.norm, features.attention, features.mlp
     has = {
         "positions": features.positions.kind in {"Alibi", "Learned"},
-        "norm": norm.kind == "LayerNorm with weight and bias",
+        "norm": norm.description == "LayerNorm with weight and bias",
         "norm_placement": features.norm_placement == "before",
         "embedding_norm": features.embedding_norm in {None, norm},
         "embedding_scale": features.embedding_scale == "none",

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from command.arguments import ROOT
-from components.config.part_nodes import all_specs, check_nodes
+from components.config.check import read_fields
+from components.config.part_nodes import SECTIONS, all_specs, check_nodes
 from components.config.schema.part import ModelPartSpec
 from components.config.suggestions import nearest
 from components.errors import RecipeError
@@ -65,6 +66,12 @@ def test_a_mapping_in_the_place_of_a_class_has_to_name_one() -> None:
         check_nodes({"model": {"positions": rotary | {"scaling": scaling}}})
 
 
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_without_a_class_is_refused(section: str) -> None:
+    with pytest.raises(RecipeError, match=rf"{section}: names no class\n.*conf/{section}/"):
+        read_fields({section: {}})
+
+
 def test_checking_imports_no_class() -> None:
     """In a process of its own: this one has imported torch long ago."""
     program = (
@@ -90,7 +97,7 @@ def test_every_specification_is_of_a_class_that_takes_it(target: str) -> None:
     arguments = inspect.signature(kind).parameters
     if issubclass(spec, ModelPartSpec):
         assert inspect.get_annotations(kind.__init__)["spec"] in spec.__mro__
-    else:
+    elif not issubclass(kind, spec):  # a schedule is its own specification
         assert set(spec.model_fields) == arguments.keys() - {"parameters"}
         for name, field in spec.model_fields.items():
             required = arguments[name].default is inspect.Parameter.empty
