@@ -6,6 +6,8 @@
   Llama's table 2, arXiv 2302.13971), in heads of 64, or of 128 from 2,048 channels on.
 - Batch and learning rate: the power laws of DeepSeek LLM (arXiv 2401.02954, section 3.1) over
   the compute, which were fitted from 1e17 FLOPs on; below, the rate stays what it is there.
+  A batch is a power of two, in short runs a 200th of the tokens: where it is smaller than the
+  law's, the rate falls with its square root (Malladi et al. 2022, arXiv 2205.10287).
   A run that continues from given weights peaks at a tenth of it: at the rate with which their
   own training ended (Parmar et al. 2024, arXiv 2407.07263).
 - First weights: a deviation of at least sqrt(2 / (5 width)), as GPT-NeoX-20B and BLOOM have it
@@ -143,7 +145,7 @@ def _size_run(
         batch_tokens=batch,
         microbatch_sequences=min(sequences, max(1, MICROBATCH_TOKENS // length)),
         warmup_tokens=warmup_steps * batch,
-        lr=0.3118 * max(flops, LEAST_FITTED_FLOPS) ** -0.1250,
+        lr=0.3118 * max(flops, LEAST_FITTED_FLOPS) ** -0.1250 * min(1, batch / rule) ** 0.5,
         held_out_fraction=held_out,
     )
 
