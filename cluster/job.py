@@ -140,6 +140,13 @@ class JobSettings:
             raise error
 
 
+def _needed_hours(plan: Plan | None) -> float | None:
+    """Return the hours of the whole run by the plan's upper bound."""
+    if plan is None or plan.bill is None:
+        return None
+    return plan.bill.days * 24 * (1 + plan.error_fraction)
+
+
 def job_settings(
     recipe: Recipe, user: User, *, repository: Path, run: Path, node: str | None = None
 ) -> JobSettings:
@@ -152,9 +159,7 @@ def job_settings(
     cluster, site = recipe.cluster, script.site_of(recipe)
     container.check_container(cluster, site, user)
     plan = None if isinstance(cluster.hardware, str) else plan_recipe(recipe)
-    needed_hours = None  # of the whole run, by the plan's upper bound
-    if plan is not None and plan.bill is not None:
-        needed_hours = plan.bill.days * 24 * (1 + plan.error_fraction)
+    needed_hours = _needed_hours(plan)
     nodes = cluster.nodes + cluster.spare_nodes
     asked = with_nodes(cluster, nodes)
     slot = script.choose_queue(asked, wanted=user.queue, needed_hours=needed_hours)
