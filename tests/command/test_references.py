@@ -1,7 +1,13 @@
 """References between keys become values: whole ones keep their type, others join the text."""
 
-import pytest
+from copy import deepcopy
+from typing import Any
 
+import pytest
+from omegaconf import OmegaConf
+
+from command.arguments import read_point
+from command.composition.compose import compose
 from command.composition.references import resolve_references
 from components.errors import RecipeError
 
@@ -52,3 +58,20 @@ def test_a_mapping_inside_a_text_is_refused() -> None:
 def test_a_circle_of_references_is_refused(tree: dict[str, object]) -> None:
     with pytest.raises(RecipeError, match="refers to itself"):
         resolve_references(tree)
+
+
+@pytest.mark.parametrize("recipe", ["teuken7b", "mula20b_a2b", "apertus_8b", "olmo2_32b"])
+def test_a_recipe_resolves_as_omegaconf_resolves_it(
+    recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees: list[dict[str, Any]] = []
+
+    def record(tree: dict[str, Any]) -> dict[str, Any]:
+        trees.append(deepcopy(tree))
+        return resolve_references(tree)
+
+    monkeypatch.setattr("command.composition.recipe_tree.resolve_references", record)
+    compose(read_point([f"recipe={recipe}"]))
+    assert "${" in str(trees[0])
+    expected = OmegaConf.to_container(OmegaConf.create(trees[0]), resolve=True)
+    assert resolve_references(trees[0]) == expected
