@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from components.build import build
@@ -53,7 +54,11 @@ def read_alone(tensors: dict[str, Tensor], reader: PieceReader) -> None:
     with warnings.catch_warnings():
         alone = "torch.distributed is disabled"
         warnings.filterwarnings("ignore", message=alone)  # meant: an export is one process
-        load(tensors, storage_reader=reader, no_dist=True)
+        try:
+            load(tensors, storage_reader=reader, no_dist=True)
+        except CheckpointException as wrapper:  # torch hides what was raised, a signal too
+            failure, _ = wrapper.failures[0]
+            raise failure from None
 
 
 def read_folder(

@@ -87,3 +87,20 @@ def test_a_tensor_of_another_kind_is_not_filled(
     with pytest.raises(RecipeError, match=problem):
         read_alone({"w": target}, write(tmp_path, held))
     assert not target.any()
+
+
+@pytest.mark.parametrize("method", ["prepare_global_plan", "read_data"])
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(5, "lost")])
+def test_what_a_reader_raises_is_raised(
+    method: str, failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch wraps it in an error of its own, a signal too."""
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    reader = write(tmp_path, QUARTERS)
+    monkeypatch.setattr(reader, method, fail)
+    with pytest.raises(type(failure)) as caught:
+        read_alone({"w": torch.zeros(4, 6)}, reader)
+    assert caught.value is failure
