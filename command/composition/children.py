@@ -124,7 +124,7 @@ def _compose_child(
             "fingerprint": compute_fingerprint(parent.recipe),
         }
         if root.recipe.scale.shrink != "none":
-            # Its place is settled: only its budget is left to shrink.
+            # The start is fixed. Only the token budget still has to shrink.
             draft.values[f"{PARENT}.at_tokens"] = at_tokens
             shrink_beginning(draft.tree, parent.recipe, parent.full_tokens, draft.values)
             del draft.values[f"{PARENT}.at_tokens"]

@@ -62,8 +62,9 @@ def compose(
 ) -> ComposedRun:
     """Compose a recipe and those of the runs that are its children.
 
-    A recipe that is only looked at may name files ``anywhere``. With ``weights_only`` it takes
-    no optimizer state of its parent. ``ancestors`` are the recipes of which this is a parent.
+    With ``anywhere`` a recipe that is only read may name files outside its folder. With
+    ``weights_only`` the run does not load its parent's optimizer state. ``ancestors`` are the
+    recipes that start from this recipe.
 
     Raises:
         RecipeError: whatever the user can mend, with its path and the fix.

@@ -8,10 +8,10 @@ from math import inf, prod
 from typing import Any
 
 from components.config.check import change_recipe
-from components.config.layout import AXES, SMOKE_NODES
+from components.config.layout import SMOKE_NODES
 from components.config.recipe import Recipe
 from components.config.resolve import leaves_recompute_open, resolve, resolve_template
-from components.config.schema.sections import Parallelism
+from components.config.schema.sections import AXES, Parallelism
 from components.errors import RecipeError
 from components.planner.layouts import (
     SEARCHED,

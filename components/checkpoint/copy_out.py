@@ -22,7 +22,7 @@ def copy_out(
         RecipeError: on all ranks, it cannot be written, or is not read back as it was written.
     """
     target = folder / marker.name
-    grown, rank, ranks = beside(target), group.rank, group.size
+    partial, rank, ranks = beside(target), group.rank, group.size
 
     def begin() -> bool:
         # A run that went back has others of the same tokens.
@@ -32,14 +32,14 @@ def copy_out(
 
     def copy() -> None:
         for name in sorted(marker.files)[rank::ranks]:
-            with (checkpoint / name).open("rb") as read, (grown / name).open("wb") as written:
+            with (checkpoint / name).open("rb") as read, (partial / name).open("wb") as written:
                 shutil.copyfileobj(read, written, 1 << 24)  # bytes at a time
                 written.flush()
                 os.fsync(written.fileno())
 
     if by_first(lambda: patience(folder, begin), group):
         together(lambda: patience(folder, copy), group)
-        together(lambda: check_sections(grown, marker.files, rank=rank, ranks=ranks), group)
+        together(lambda: check_sections(partial, marker.files, rank=rank, ranks=ranks), group)
         by_first(lambda: patience(folder, lambda: complete(target, marker)), group)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from components.config.batch_ramp import fits_schedule, nearest_multiples
 from components.config.part_nodes import read_decoder
 from components.config.rules.layout import sequence_divisor, tensor_fits
-from components.config.schema.sections import AXES as AXES
+from components.config.schema.sections import AXES
 from components.config.user_overrides import Tree, UserOverrides
 from components.errors import RecipeError
 

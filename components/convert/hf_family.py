@@ -194,8 +194,8 @@ class HFFamily:
     ``settings`` are the keys that change what the model computes, ``training`` those that only
     training reads. ``fixed`` and ``imported`` are paths of our model section and their values:
     the former what each model of the class has, the latter what an import writes for lack of
-    a key. ``accepted`` are keys of which one value alone is known, ``ignored`` those of
-    published files that change nothing.
+    a key. ``accepted`` maps keys to their only supported value. ``ignored`` are keys of
+    published files that do not change the model.
     """
 
     model_type: str

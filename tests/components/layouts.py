@@ -9,7 +9,7 @@ ORDER = ("pipeline", "data", "expert", "context", "tensor")
 
 
 def parallelism(**changes: Any) -> Parallelism:
-    """One rank, unless a test changes the degrees; one copy of what ZeRO shards."""
+    """Return a layout of one rank with ``changes``; ZeRO shards over all data ranks."""
     degrees: dict[str, Any] = {axis: changes.get(axis, 1) for axis in AXES}
     values = {
         "data_shard": degrees["data"] * degrees["expert"],
@@ -38,7 +38,7 @@ def parallelism(**changes: Any) -> Parallelism:
 
 
 def mesh_layout(sizes: Mapping[str, int], **changes: Any) -> Parallelism:
-    """Take the degrees of the axes of the mesh, two of which are the data axis."""
+    """Return the layout with these mesh sizes; the data axis spans two mesh axes."""
     others = dict(sizes)
     shard = others.pop("data_shard", 1)
     data = others.pop("data_replicate", 1) * shard

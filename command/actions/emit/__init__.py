@@ -13,10 +13,8 @@ from command.actions.emit.checks import VERSION, check_recipe, class_of
 from command.arguments import Arguments
 from command.composition.compose import compose_recipe
 from components.config.model_spec.decoder import DecoderSpec
-from components.config.part_nodes import read_decoder as read_decoder
 from components.config.recipe import Recipe
 from components.config.schema.sections import Parallelism
-from components.config.schema.types import thaw as thaw
 from components.data.files import create_folder
 from components.errors import RecipeError
 from components.terminal import say, tell

@@ -51,12 +51,6 @@ class FeedForwardSpec(ModelPartSpec):
         return dim * (self.num_experts or 0)
 
     @property
-    def chooses_plainly(self) -> bool:
-        """Whether a softmax alone chooses experts: no groups, biases or shared expert."""
-        plain = self.scores == "softmax" and self.weight_scale == 1 and self.num_groups == 1
-        return plain and self.balance_rate is None and self.shared_ffn_dim is None
-
-    @property
     def is_plain(self) -> bool:
         """Whether it is one block without a gate."""
         return not self.gated and self.num_experts is None
@@ -94,7 +88,7 @@ class ExpertsSpec(FeedForwardSpec):
 
     @property
     def shared(self) -> MLPSpec | None:
-        """The shared expert, a dense block beside the others."""
+        """Specification of the shared expert: a dense block that every token passes."""
         width = self.shared_ffn_dim
         if width is None:
             return None
