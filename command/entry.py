@@ -73,8 +73,11 @@ def _raise_later(number: int) -> None:
 
 
 def _hear_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Raise a signal again that came while a finalizer ran, out of which nothing is raised."""
+    """Raise a signal again that came while a finalizer ran, out of which nothing is raised.
+
+    If memory ended there, it ends in the command soon, which says so without a traceback.
+    """
     if isinstance(lost.exc_value, StopSignal):
         _raise_later(lost.exc_value.number)
-    else:
+    elif not isinstance(lost.exc_value, MemoryError):
         sys.__unraisablehook__(lost)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from components.errors import NO_MEMORY, RecipeError
 from components.json_file import dump_json
-from components.terminal import say, tell
+from components.terminal import say, say_bytes, tell
 
 PACKAGES = ("torch", "lightning", "deepspeed", "hydra-core", "pydantic", "numpy")
 MOST_CHARACTERS = 400  # of an exception's text in the message; the file has all of it
@@ -32,6 +32,7 @@ ROOM = "make room there, or name another place"
 RIGHTS = "name a place that you may use"
 FILE_SYSTEM = "ask who runs that file system"
 MEMORY = "use smaller sizes, or raise the limit: ulimit -v, or the memory of the job"
+NO_MEMORY_LEFT = f"this machine: no memory is left\n  {MEMORY}\n".encode()
 REMEDIES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), FILES),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ROOM),
@@ -70,6 +71,9 @@ class ActionResult:
     run: Path | None = None
 
 
+OUT_OF_MEMORY = ActionResult(Status.WRONG_INPUT)
+
+
 def print_result(output: str, tree: object, show: Callable[[], None]) -> None:
     """Print one JSON object where ``output=json`` asks for it, else what ``show`` prints.
 
@@ -96,10 +100,15 @@ def attempt(
     except KeyboardInterrupt as stopped:
         return ActionResult(_tell_stopped(stopped))
     except Exception as error:  # noqa: BLE001 (the one place below which nothing is unforeseen)
-        for cause in _chain(error):
-            if isinstance(cause, KeyboardInterrupt):
-                return ActionResult(_tell_stopped(cause))
-        return ActionResult(tell_error(error, words, label))
+        try:
+            for cause in _chain(error):
+                if isinstance(cause, KeyboardInterrupt):
+                    return ActionResult(_tell_stopped(cause))
+            return ActionResult(tell_error(error, words, label))
+        except MemoryError:
+            with suppress(OSError):
+                say_bytes(NO_MEMORY_LEFT)
+            return OUT_OF_MEMORY
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -85,6 +85,11 @@ def say_at_once(text: str) -> None:
     os.write(STANDARD_ERROR, f"{printable(text)}\n".encode())
 
 
+def say_bytes(line: bytes) -> None:
+    """Print a line that is made already: no memory may be left to make it."""
+    os.write(STANDARD_ERROR, line)
+
+
 def console(
     *, stderr: bool = False, quiet: bool = False, width: int | None = None
 ) -> "Console":

@@ -42,10 +42,11 @@ class TrainingJob:
     ``gather_bytes`` of each weight; the gradient that a weight gets has as many. A checkpoint
     has ``saved_bytes``.
 
-    ``pads_values``: the attention kernel gets values as wide as keys. ``even_load``: routing is
-    forced to be uniform. ``muon``: hidden matrices have one moment. Layers with a window may
-    have another kernel: ``attention_passes`` is then the mean, and one kernel that is not fused
-    counts for all.
+    ``uses_sdpa``: attention is torch's scaled dot product, which gets values as wide as keys,
+    and one of a context rank's two chunks at a time. ``even_load``: routing is forced to be
+    uniform. ``muon``: hidden matrices have one moment. Layers with a window may have another
+    kernel: ``attention_passes`` is then the mean, and one kernel that is not fused counts for
+    all.
     """
 
     shape: DecoderSpec
@@ -71,7 +72,7 @@ class TrainingJob:
     dropout: bool
     fused_attention: bool
     attention_passes: float
-    pads_values: bool = False
+    uses_sdpa: bool = False
     expert_path: ExpertPath = "grouped"
     even_load: bool = False
     muon: bool = False
@@ -91,7 +92,7 @@ class TrainingJob:
     def value_width(self) -> int:
         """Width of the values of a head in the attention kernel."""
         attention = self.shape.attention
-        return attention.head_dim if self.pads_values else attention.values
+        return attention.head_dim if self.uses_sdpa else attention.values
 
     @property
     def expert_padding(self) -> float:
@@ -196,7 +197,7 @@ def job_from_recipe(recipe: Recipe) -> TrainingJob:
         dropout=bool(recipe.model.get("dropout")),
         fused_attention=all(order[:1] != ("math",) for order in kernels),
         attention_passes=attention_passes(recipe),
-        pads_values=any(order[:1] != ("flex",) for order in kernels),
+        uses_sdpa=any(order[:1] != ("flex",) for order in kernels),
         expert_path=_expert_path(recipe),
         even_load=recipe.model["mlp"].get("routing") == "uniform",
         muon="newton_schulz_steps" in recipe.optimizer,

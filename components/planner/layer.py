@@ -63,8 +63,7 @@ def _kept_selectively(job: TrainingJob) -> float:
     whole = (2 if shape.norm_placement == "before" else 3) * hidden
     scores = 1 if job.fused_attention else job.sequence_length
     cut = 2.0 * _attention_results(job) + 4.0 * attention.num_heads * scores
-    gathered = attention.num_kv_heads * (attention.head_dim + attention.values)
-    cut += 2.0 * gathered * layout.context * (layout.context > 1)
+    cut += _keys_and_values(job) * layout.context * (layout.context > 1)
     cut += 2.0 * (2 if shape.mlp.gated else 1) * copies * shape.mlp.ffn_dim
     if shape.mlp.num_experts:
         cut += 2.0 * shape.mlp.num_experts + 12.0 * copies
@@ -74,6 +73,23 @@ def _kept_selectively(job: TrainingJob) -> float:
         cut += hidden * (layout.expert if gathers else copies)
     whole /= layout.tensor if layout.sequence_parallel else 1
     return whole + cut / layout.tensor
+
+
+def _keys_and_values(job: TrainingJob) -> float:
+    """Count bytes a token of keys and values as the kernel takes them."""
+    attention = job.shape.attention
+    return 2.0 * attention.num_kv_heads * (attention.head_dim + attention.values)
+
+
+def _kept_by_context(job: TrainingJob) -> float:
+    """Count bytes a token that attention keeps only because ranks share a sequence.
+
+    Keys and values of the other ranks; and where a kernel other than flex attention takes one
+    chunk of queries after the other, the result of each beside both together.
+    """
+    attention, others = job.shape.attention, job.layout.context - 1
+    result = attention.num_heads * job.value_width if others and job.uses_sdpa else 0
+    return others * _keys_and_values(job) + 2.0 * result
 
 
 def _attention_results(job: TrainingJob) -> float:
@@ -110,10 +126,10 @@ def _attention(job: TrainingJob) -> tuple[float, float]:
     """
     attention, dim = job.shape.attention, job.shape.dim
     if attention.key_value_rank is not None:
-        return (3.0 if job.dropout else 2.0) * dim, _latent(job)
+        return (3.0 if job.dropout else 2.0) * dim, _latent(job) + _kept_by_context(job)
     queries = attention.num_heads * attention.head_dim
     keys = attention.num_kv_heads * attention.head_dim
-    cut = 2.0 * (2 * queries + 2 * keys)
+    cut = 2.0 * (2 * queries + 2 * keys) + _kept_by_context(job)
     turned = job.shape.positions.turned_layers(job.shape.num_layers) / job.shape.num_layers
     cut += 2.0 * turned * (queries + keys)
     if attention.qk_norm and not attention.norms_heads and job.layout.tensor > 1:
@@ -279,6 +295,7 @@ def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) ->
     load = load_factor(job, speed)
     kept = layer_bytes_per_token(job, "none")
     kept += (load * _moved_pairs(job) - _routed(job)) / job.layout.tensor
+    kept -= _kept_by_context(job) / job.layout.tensor  # moved by collectives
     moved = kept * job.microbatch_tokens * speed.traffic
     forward, backward = _expert_seconds(job, mlp_products(job), rate, units)
     experts = load * forward

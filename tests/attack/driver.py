@@ -315,10 +315,10 @@ def run_all(work: Path, cases: Iterable[Case]) -> Iterator[Result]:
     """Open a room and run the cases in it."""
     room = Room(work)
     room.open()
-    from command.main import main
+    from command.entry import enter
 
     for case in cases:
-        yield room.run(case, main)
+        yield room.run(case, enter)
 
 
 def _main() -> None:

@@ -97,6 +97,23 @@ except entry.StopSignal as stopped:
     assert (done.stdout, done.stderr) == ("stopped 2\n", "")
 
 
+@pytest.mark.parametrize(("error", "is_told"), [("MemoryError", False), ("KeyError", True)])
+def test_memory_that_ends_in_a_finalizer_prints_no_traceback(error: str, is_told: bool) -> None:
+    program = f"""
+import sys
+from command import entry
+sys.unraisablehook = entry._hear_again
+class Finalized:
+    def __del__(self):
+        raise {error}
+Finalized()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ("Traceback" in done.stderr) == is_told
+
+
 def test_a_signal_during_an_import_waits_until_that_is_done(tmp_path: Path) -> None:
     """Whatever is raised while torch loads its library ends in an abort of it."""
     (tmp_path / "slow.py").write_text(

@@ -97,6 +97,7 @@ def test_a_fault_is_one_message_with_a_file_of_details(
         RuntimeError("CUDA out of memory. Tried to allocate 8.00 GiB"),
         RuntimeError("can't start new thread"),
         RuntimeError("std::bad_alloc"),
+        SystemError("error return without exception set"),
         ImportError("libtorch_cpu.so: failed to map segment from shared object"),
     ],
 )
@@ -118,6 +119,22 @@ def test_too_little_memory_is_a_limit_of_the_system_and_no_fault(
     assert message.startswith("this machine: no memory is left: ")
     assert "raise the limit: ulimit -v" in message
     assert not state.exists()
+
+
+def test_memory_that_ends_while_an_error_is_told_is_said_in_one_message(
+    broken: Callable[[BaseException], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def say(text: str) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("command.outcome.say", say)
+    broken(MemoryError())
+    assert main(SHOW) == 2
+    message = capfd.readouterr().err
+    assert message.startswith("this machine: no memory is left\n")
+    assert "Traceback" not in message
 
 
 def test_an_input_error_that_speaks_of_memory_stays_as_it_is(

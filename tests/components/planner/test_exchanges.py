@@ -78,6 +78,48 @@ def test_the_program_sends_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
     assert moved == {"gather": [sent], "scatter": [sent]}
 
 
+def kept_by_attention(core: AttentionCore, ranks: int) -> int:
+    """Count what autograd and the next layer keep of one rank's tokens, but for normalizers."""
+    part = LENGTH // ranks
+    places = SequencePart(rank=0, ranks=ranks).places(part, torch.device("cpu"))
+    query, key, value = (
+        torch.zeros(3, heads, part, HEAD_DIM, dtype=torch.bfloat16, requires_grad=True)
+        for heads in (HEADS, GROUPS, GROUPS)
+    )
+    scope = ForwardScope(placement=Placement(places=places), documents=None)
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        mixed = core(query, key, value, scope, first_head=0)
+    kept[mixed.untyped_storage().data_ptr()] = mixed
+    # Beside these a CPU keeps masks, and every kernel normalizers.
+    wide = (one for one in kept.values() if one.ndim == 4 and one.dtype == torch.bfloat16)
+    return sum(one.untyped_storage().nbytes() for one in wide)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_context_ranks_keep_what_is_counted(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of flash kernels each chunk's result, too."""
+    monkeypatch.setattr(collectives, "all_gather", lambda *_, **__: None)
+    core = AttentionCore(dropout=0.0, backends=BACKENDS)
+    with fake_world(1, ranks):
+        axis = build_mesh("cpu", parallelism(context=ranks)).axis("context")
+        tokens = 3 * LENGTH
+        more = kept_by_attention(ContextCore(core, axis), ranks) * ranks / tokens
+        more -= kept_by_attention(core, 1) / tokens
+    kept = [
+        layer_bytes_per_token(split(degree, uses_sdpa=True, dropout=False), "none")
+        for degree in (1, ranks)
+    ]
+    assert kept[1] - kept[0] == more
+
+
 def test_a_gather_takes_the_others_parts_over_the_link_and_a_latency() -> None:
     """249.8 GB/s past each rank inside a node of the H100 profile, 23 us a collective."""
     expected = 3 * key_value_bytes(split(4)) / 249.8e9 + 2.3e-5
