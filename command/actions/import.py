@@ -82,6 +82,7 @@ def _read_request(arguments: Arguments) -> _Request:
     sizes = size_budget(
         _resolved(model),
         text_tokens=None,
+        num_documents=None,
         longest=imported.context_tokens or LONGEST,
     )
     num_bytes = text.num_bytes if text else page.LIBRARY_BYTES
@@ -89,7 +90,12 @@ def _read_request(arguments: Arguments) -> _Request:
     pieces, per_token = material.measure_tokens(text, tokenizer, trained, tokenizer_settings())
     if text is not None:
         longest, tokens = sizes.sequence_length, int(num_bytes / per_token)
-        sizes = size_budget(_resolved(model), text_tokens=tokens, longest=longest)
+        sizes = size_budget(
+            _resolved(model),
+            text_tokens=tokens,
+            num_documents=text.num_documents,
+            longest=longest,
+        )
     return _Request(
         name=name,
         file=file,

@@ -77,6 +77,7 @@ def read_request(arguments: Arguments) -> NewRecipe:
     sizes = choose_sizes(
         below["model"],
         text_tokens=int(num_bytes / bytes_per_token),
+        num_documents=text.num_documents if text else None,
         pieces=pieces,
         parameters=parameters,
     )

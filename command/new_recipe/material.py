@@ -46,6 +46,7 @@ class GivenSource:
     files: tuple[LocalFile, ...]
     empty: tuple[str, ...]
     num_bytes: int
+    num_documents: int
     sample: tuple[Document, ...]
 
 
@@ -62,6 +63,10 @@ class GivenText:
     @property
     def num_bytes(self) -> int:
         return sum(source.num_bytes for source in self.sources.values())
+
+    @property
+    def num_documents(self) -> int:
+        return sum(source.num_documents for source in self.sources.values())
 
     @property
     def empty(self) -> list[str]:
@@ -138,7 +143,7 @@ def _read_source(pattern: str, files: Sequence[LocalFile]) -> GivenSource:
     sizes = {file.path: file.path.stat().st_size for file in filled}
     stored = sum(sizes.values())
     room = SAMPLE_BYTES if stored <= SAMPLE_BYTES else SAMPLE_BYTES // len(filled)
-    read = num_bytes = 0
+    read = num_bytes = num_documents = 0
     sample: list[Document] = []
     for file in filled:
         size, left = sizes[file.path], room
@@ -149,6 +154,7 @@ def _read_source(pattern: str, files: Sequence[LocalFile]) -> GivenSource:
         read += size
         for document in file.documents():
             num_bytes += len(document.text.encode())
+            num_documents += 1
             if left > 0:
                 sample.append(replace(document, text=document.text[:left]))
                 left -= len(document.text)
@@ -158,6 +164,7 @@ def _read_source(pattern: str, files: Sequence[LocalFile]) -> GivenSource:
         files=tuple(filled),
         empty=tuple(file.name for file in files if file not in filled),
         num_bytes=num_bytes * stored // max(read, 1),
+        num_documents=num_documents * stored // max(read, 1),
         sample=tuple(sample),
     )
 

@@ -13,6 +13,8 @@
 - First weights: a deviation of at least sqrt(2 / (5 width)), as GPT-NeoX-20B and BLOOM have it
   (Nguyen and Salazar 2019, arXiv 1910.05895). With less the loss of a narrow model jumps at
   this rate: an early update is then as large as what it updates.
+- Held out: 32 windows, of at least 64 documents: of a few long ones some kind of text has too
+  large a part, and a batch without that kind looks like a jump of the loss.
 - Warm-up: a twentieth of the steps, but at least the 2 / (1 - beta2) that Adam's second moment
   needs (Ma and Yarats 2021, arXiv 1910.04209) if they are not over a quarter of the run.
 """
@@ -46,7 +48,7 @@ MICROBATCH_TOKENS = 4_096  # the logits of a large vocabulary take most of the m
 WARMUP_FRACTION, LEAST_WARMUP_STEPS, MOST_WARMUP_STEPS = 0.05, 40, 2_000  # beta2 is 0.95
 MOST_WARMUP_FRACTION = 0.25
 CONTINUED_LR = 0.1
-HELD_OUT_WINDOWS, LEAST_HELD_OUT, MOST_HELD_OUT = 32, 0.005, 0.1
+HELD_OUT_WINDOWS, HELD_OUT_DOCUMENTS, LEAST_HELD_OUT, MOST_HELD_OUT = 32, 64, 0.005, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,12 @@ class Sizes:
 
 
 def choose_sizes(
-    model: Mapping[str, Any], *, text_tokens: int, pieces: int, parameters: int | None
+    model: Mapping[str, Any],
+    *,
+    text_tokens: int,
+    num_documents: int | None,
+    pieces: int,
+    parameters: int | None,
 ) -> Sizes:
     """Size a recipe for so much text: ``parameters`` follow from it if none are asked for.
 
@@ -96,10 +103,24 @@ def choose_sizes(
     if parameters is not None:
         _check_room(model, parameters, pieces)
     counted = read_decoder(_overlaid(model, shape))
-    return _size_run(counted, shape, text_tokens=text_tokens, wanted=wanted, length=length)
+    held_out = _held_out_fraction(text_tokens, num_documents, length)
+    return _size_run(
+        counted,
+        shape,
+        text_tokens=text_tokens,
+        held_out=held_out,
+        wanted=wanted,
+        length=length,
+    )
 
 
-def size_budget(model: Mapping[str, Any], *, text_tokens: int | None, longest: int) -> Sizes:
+def size_budget(
+    model: Mapping[str, Any],
+    *,
+    text_tokens: int | None,
+    num_documents: int | None,
+    longest: int,
+) -> Sizes:
     """Size the run of a model that is given; without a text, as if there were enough.
 
     A token meets the ``active`` parameters, so they count.
@@ -114,19 +135,33 @@ def size_budget(model: Mapping[str, Any], *, text_tokens: int | None, longest: i
     wanted = TOKENS_PER_PARAMETER * counted.active_parameters
     text_tokens = text_tokens or wanted
     length = _length(min(wanted, MOST_EPOCHS * text_tokens), longest)
-    return _size_run(counted, {}, text_tokens=text_tokens, wanted=wanted, length=length)
+    held_out = _held_out_fraction(text_tokens, num_documents, length)
+    return _size_run(
+        counted, {}, text_tokens=text_tokens, held_out=held_out, wanted=wanted, length=length
+    )
 
 
 def _length(tokens: int, longest: int) -> int:
     return power_of_two(min(max(tokens / WINDOWS, SHORTEST), LONGEST, longest))
 
 
+def _held_out_fraction(text_tokens: int, num_documents: int | None, length: int) -> float:
+    """Hold out enough windows, and enough documents that a few long ones do not decide."""
+    windows = HELD_OUT_WINDOWS * length / text_tokens
+    documents = HELD_OUT_DOCUMENTS / num_documents if num_documents else 0
+    return round(min(max(windows, documents, LEAST_HELD_OUT), MOST_HELD_OUT), 3)
+
+
 def _size_run(
-    counted: DecoderSpec, shape: Tree, *, text_tokens: int, wanted: int, length: int
+    counted: DecoderSpec,
+    shape: Tree,
+    *,
+    text_tokens: int,
+    held_out: float,
+    wanted: int,
+    length: int,
 ) -> Sizes:
     most_tokens = MOST_EPOCHS * text_tokens
-    held_out = HELD_OUT_WINDOWS * length / text_tokens
-    held_out = round(min(max(held_out, LEAST_HELD_OUT), MOST_HELD_OUT), 3)
     about = min(wanted, int(most_tokens * (1 - held_out)))
     flops = 6 * (counted.active_parameters - counted.embedding_parameters) * about
     rule = 0.2920 * flops**0.3271

@@ -89,7 +89,7 @@ class PackedSamples(Dataset[torch.Tensor]):
 
 
 class HeldOutWindows:
-    """Read the held-out text of each source in order, at most ``max_windows`` windows of it."""
+    """Read the held-out text of each source: at most ``max_windows``, spread evenly over it."""
 
     def __init__(
         self, *, folder: Path, manifest: Manifest, sequence_length: int, max_windows: int
@@ -107,7 +107,10 @@ class HeldOutWindows:
         records = self._manifest.sources[source].held_out
         tokens = ShardedTokens(records=records, files=self._files)
         length = self._sequence_length
-        for start in range(0, len(tokens) - 1, length)[: self._max_windows]:
+        starts = range(0, len(tokens) - 1, length)
+        count = min(len(starts), self._max_windows)
+        for index in range(count):
+            start = starts[index * len(starts) // count]
             yield torch.from_numpy(tokens.read(start, start + length + 1))
 
 

@@ -307,12 +307,18 @@ def test_the_family_has_the_shapes_that_the_rules_choose(parameters: str) -> Non
 
 def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wants() -> None:
     model = compose_group("model", FAMILY)
-    short = choose_sizes(model, text_tokens=100_000, pieces=1_024, parameters=10_000_000)
+    short = choose_sizes(
+        model, text_tokens=100_000, num_documents=None, pieces=1_024, parameters=10_000_000
+    )
     assert 3.5 < short.epochs <= 4
     assert short.total_tokens < short.wanted_tokens
-    long = choose_sizes(model, text_tokens=10**10, pieces=32_768, parameters=125_000_000)
+    long = choose_sizes(
+        model, text_tokens=10**10, num_documents=None, pieces=32_768, parameters=125_000_000
+    )
     assert long.total_tokens == pytest.approx(2.5e9, rel=0.01)
-    chosen = choose_sizes(model, text_tokens=10**8, pieces=32_768, parameters=None)
+    chosen = choose_sizes(
+        model, text_tokens=10**8, num_documents=None, pieces=32_768, parameters=None
+    )
     assert chosen.parameters == pytest.approx(10**8 * 4 / 20, rel=0.1)
     # Below what was fitted the law's rate stays; batches are smaller than the law's.
     assert short.lr < long.lr < chosen.lr < 0.3118 * 1e17**-0.125
@@ -345,13 +351,34 @@ def test_first_weights_of_a_wide_model_stay_as_its_family_has_them() -> None:
 )
 def test_a_warm_up_has_forty_steps_at_least(text_tokens: int, steps: int) -> None:
     model = compose_group("model", FAMILY)
-    sizes = choose_sizes(model, text_tokens=text_tokens, pieces=512, parameters=None)
+    sizes = choose_sizes(
+        model, text_tokens=text_tokens, num_documents=None, pieces=512, parameters=None
+    )
     assert sizes.warmup_tokens == steps * sizes.batch_tokens
+
+
+@pytest.mark.parametrize(
+    ("num_documents", "fraction"),
+    [(None, 0.005), (10**6, 0.005), (1_280, 0.05), (100, 0.1), (1, 0.1)],
+)
+def test_few_documents_are_held_out_in_number_not_in_tokens_alone(
+    num_documents: int | None, fraction: float
+) -> None:
+    sizes = choose_sizes(
+        compose_group("model", FAMILY),
+        text_tokens=10**8,
+        num_documents=num_documents,
+        pieces=512,
+        parameters=10**6,
+    )
+    assert sizes.held_out_fraction == fraction
 
 
 def test_the_warm_up_of_a_short_run_is_a_quarter_of_it() -> None:
     model = compose_group("model", FAMILY)
-    sizes = choose_sizes(model, text_tokens=10_000, pieces=512, parameters=None)
+    sizes = choose_sizes(
+        model, text_tokens=10_000, num_documents=None, pieces=512, parameters=None
+    )
     assert sizes.steps < 160
     assert sizes.warmup_tokens == sizes.steps // 4 * sizes.batch_tokens
 

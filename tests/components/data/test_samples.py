@@ -111,8 +111,14 @@ def test_a_held_out_window_has_something_to_predict(prepared):
     assert windows == [[0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9, 999]]
 
 
-def test_held_out_windows_are_limited(prepared):
-    assert [len(windows) for windows in held_out(prepared, max_windows=2).values()] == [2, 1]
+def test_few_held_out_windows_are_spread_over_the_text(prepared):
+    whole, few = (
+        held_out(prepared, sequence_length=2),
+        held_out(prepared, sequence_length=2, max_windows=2),
+    )
+    assert len(whole["a"]) == 5
+    assert few["a"] == [whole["a"][0], whole["a"][2]]
+    assert len(few["b"]) == 2
 
 
 def test_what_runs_on_a_login_node_does_not_import_torch():
