@@ -11,15 +11,12 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.recipes import published_recipes
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from command.composition.conf_groups import compose_group
 from command.main import main
-from command.new_recipe.sizes import choose_shape, choose_sizes
 from components.command_line import command_line
 from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 
 WORDS = ("the", "miller", "carries", "flour", "over", "a", "bridge", "every", "morning", "and")
-FAMILY = "llama_125m"
 
 
 @pytest.fixture
@@ -291,96 +288,6 @@ def test_a_tokenizer_without_an_end_of_document_is_refused_and_told_how_to_name_
     assert "it has to be one of the first or last 256" in refused(
         capfd, "name=a", "tokenizer=tok"
     )
-
-
-@pytest.mark.parametrize("parameters", ["15m", "60m", "125m", "350m", "1b"])
-def test_the_family_has_the_shapes_that_the_rules_choose(parameters: str) -> None:
-    base = compose_group("model", FAMILY)
-    model = compose_group("model", f"llama_{parameters}")
-    number = float(parameters[:-1]) * (1e9 if parameters.endswith("b") else 1e6)
-    shape = choose_shape(base, round(number), 32_000)
-    shape.pop("initialization", None)  # theirs is that of the published small models
-    for key, value in shape.items():
-        found = {k: model[key][k] for k in value} if isinstance(value, dict) else model[key]
-        assert found == value, key
-
-
-def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wants() -> None:
-    model = compose_group("model", FAMILY)
-    short = choose_sizes(
-        model, text_tokens=100_000, num_documents=None, pieces=1_024, parameters=10_000_000
-    )
-    assert 3.5 < short.epochs <= 4
-    assert short.total_tokens < short.wanted_tokens
-    long = choose_sizes(
-        model, text_tokens=10**10, num_documents=None, pieces=32_768, parameters=125_000_000
-    )
-    assert long.total_tokens == pytest.approx(2.5e9, rel=0.01)
-    chosen = choose_sizes(
-        model, text_tokens=10**8, num_documents=None, pieces=32_768, parameters=None
-    )
-    assert chosen.parameters == pytest.approx(10**8 * 4 / 20, rel=0.1)
-    # Below what was fitted the law's rate stays; batches are smaller than the law's.
-    assert short.lr < long.lr < chosen.lr < 0.3118 * 1e17**-0.125
-    flops = 6 * (long.parameters - 32_768 * 768) * long.total_tokens
-    batch, lr = 0.2920 * flops**0.3271, 0.3118 * flops**-0.125
-    assert long.lr == pytest.approx(lr * (long.batch_tokens / batch) ** 0.5, rel=0.01)
-    for sizes in (short, long, chosen):
-        assert sizes.batch_tokens % sizes.sequence_length == 0
-        assert sizes.total_tokens % sizes.batch_tokens == 0
-        assert 0 < sizes.warmup_tokens < sizes.total_tokens
-
-
-@pytest.mark.parametrize(("parameters", "std"), [(500_000, 0.056), (1_000_000, 0.046)])
-def test_first_weights_of_a_narrow_model_are_as_large_as_its_width_wants(
-    parameters: int, std: float
-) -> None:
-    shape = choose_shape(compose_group("model", FAMILY), parameters, 512)
-    assert shape["initialization"]["std"] == std == round((2 / (5 * shape["dim"])) ** 0.5, 3)
-
-
-def test_first_weights_of_a_wide_model_stay_as_its_family_has_them() -> None:
-    base = compose_group("model", FAMILY)
-    assert "initialization" not in choose_shape(base, 10**9, 32_768)
-    base["initialization"]["std"] = "fan_in"
-    assert "initialization" not in choose_shape(base, 10**6, 512)
-
-
-@pytest.mark.parametrize(
-    ("text_tokens", "steps"), [(30_000, 40), (650_000, 40), (50_000_000, 303)]
-)
-def test_a_warm_up_has_forty_steps_at_least(text_tokens: int, steps: int) -> None:
-    model = compose_group("model", FAMILY)
-    sizes = choose_sizes(
-        model, text_tokens=text_tokens, num_documents=None, pieces=512, parameters=None
-    )
-    assert sizes.warmup_tokens == steps * sizes.batch_tokens
-
-
-@pytest.mark.parametrize(
-    ("num_documents", "fraction"),
-    [(None, 0.005), (10**6, 0.005), (1_280, 0.05), (100, 0.1), (1, 0.1)],
-)
-def test_few_documents_are_held_out_in_number_not_in_tokens_alone(
-    num_documents: int | None, fraction: float
-) -> None:
-    sizes = choose_sizes(
-        compose_group("model", FAMILY),
-        text_tokens=10**8,
-        num_documents=num_documents,
-        pieces=512,
-        parameters=10**6,
-    )
-    assert sizes.held_out_fraction == fraction
-
-
-def test_the_warm_up_of_a_short_run_is_a_quarter_of_it() -> None:
-    model = compose_group("model", FAMILY)
-    sizes = choose_sizes(
-        model, text_tokens=10_000, num_documents=None, pieces=512, parameters=None
-    )
-    assert sizes.steps < 160
-    assert sizes.warmup_tokens == sizes.steps // 4 * sizes.batch_tokens
 
 
 def test_a_recipe_of_ones_own_may_be_what_a_new_one_is_like(home: Path) -> None:
