@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from command.files.trusted_paths import group_names, option_names
-from command.hydra_words import refuse_hydra
+from command.hydra_words import check_supported
 from command.options import RAW_KEYS, READERS, SITE, Options, one_of
 from command.words import ACTIONS
 from components.config.suggestions import meaning_of, misspelt, nearest
@@ -62,13 +62,13 @@ def parse_word(word: str) -> "Override":
     """Read one ``key=value`` by Hydra's grammar.
 
     Raises:
-        RecipeError: it is none, changes the tree's form, or is a setting of Hydra's own.
+        RecipeError: it is none, or a feature of Hydra that is not supported.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser  # takes its time
     from hydra.errors import HydraException
 
     key = _check_form(word)
-    refuse_hydra(word)
+    check_supported(word)
     try:
         return OverridesParser.create().parse_override(word)
     except HydraException as error:

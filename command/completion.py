@@ -20,7 +20,7 @@ from components.terminal import tell
 
 PLAIN = re.compile(r"[A-Za-z0-9_./@%+=:,~-]+")
 LAST = re.compile(r"\S*$")
-FLAGS = (SWEEP, "--cfg", "--help", "--hydra-help", "--version")
+FLAGS = (SWEEP, "--cfg", "--help", "--version")
 PATHS = frozenset({"runs", "calibrate"})  # beside the options that are one path
 PATH = re.compile(r"^[.~]|/")  # of a recipe that is no name
 LINE = "COMP_LINE"  # where a shell's script leaves the line, up to the cursor

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from command.completion import answer
-from command.hydra_words import HydraAnswer, plain_words, print_table
+from command.hydra_words import completion_query, plain_words
 from command.outcome import ActionResult, Status, attempt, tell_error
 from components.terminal import prepare_streams
 
@@ -36,14 +36,11 @@ def _run(words: Sequence[str]) -> ActionResult:
     """Do what is asked, in the words of this command, and return the highest exit status."""
     prepare_streams()
     status = Status.DONE
-    match plain_words(words):
-        case HydraAnswer(name="table"):
-            print_table()
-        case HydraAnswer(value=value):
-            answer(value)
-        case plain:
-            from command.dispatch import dispatch  # slow: Hydra
+    if (query := completion_query(words)) is not None:
+        answer(query)
+    else:
+        from command.dispatch import dispatch  # slow: Hydra
 
-            status = dispatch(plain)
+        status = dispatch(plain_words(words))
     sys.stdout.flush()
     return ActionResult(status)
