@@ -1,8 +1,8 @@
 """What a claim of speed is: which kept figures it shows, and what is asked of them.
 
-The records are `benchmarks/data/speed_claims.yaml`; a claim's table and plot are made of the
-same figures. Fields are named as Python's format strings name them, ``ratio[seconds]``, in a
-result or its view. Results keep seconds, bytes and fractions; a figure's unit scales them.
+The records are `benchmarks/data/speed_claims.yaml`. Fields are named as Python's format strings
+name them, ``ratio[seconds]``, in a result or its view. Results keep seconds, bytes and
+fractions; a figure's unit scales them.
 """
 
 import string
@@ -52,7 +52,7 @@ class Ask(Section):
     """Where a figure is kept, in which unit it is told, and what is asked of it.
 
     A bound is one of `wanted` or, in small letters, a field. ``part_of`` is what a
-    figure is drawn by, where units differ in one plot.
+    figure is a part of, if it is no ratio to the peer.
     """
 
     at: str
@@ -123,12 +123,11 @@ class ClaimCases(Section):
 
 
 class Axis(Section):
-    """How a claim is drawn: its axis, which way is better, and who stands at 1, if anyone."""
+    """What the figures are, which way is better, and who stands at 1, if anyone."""
 
     title: str
     better: Literal["more", "less", ""] = ""
     peer: str | None = None
-    log: bool = False
 
     @property
     def told(self) -> str:

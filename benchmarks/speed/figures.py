@@ -43,7 +43,7 @@ class SpeedFigure:
     low: float | None = None
     high: float | None = None
     wanted: FigureBound | None = None
-    part_of: float | None = None  # what it is drawn by, where units differ in one plot
+    part_of: float | None = None  # what it is a part of, if it is no ratio to the peer
 
     @property
     def met(self) -> bool:

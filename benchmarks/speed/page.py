@@ -2,36 +2,32 @@
 
     python -m benchmarks.speed.page
 
-Tables, plots and sentences come from `benchmarks/results` and `wanted`; nothing is
+Tables and sentences come from `benchmarks/results` and `wanted`; nothing is
 measured here. What was asked for and not reached stands first.
 """
 
 import html
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from benchmarks.entry import enter
 from benchmarks.ledger.sections import table_line
 from benchmarks.marked import split_marked
 from benchmarks.speed.claims import Claim, ClaimFinding, read_findings
 from benchmarks.speed.figures import SpeedFigure, SpeedRow
-from benchmarks.speed.plots import draw
 from benchmarks.speed.results import circumstances_of
 from command.arguments import ROOT
 
 PAGE = ROOT / "docs" / "speed.md"
-PLOTS = ROOT / "docs" / "speed"
 WRITER = "python -m benchmarks.speed.page"
 BEHIND = "Of these nothing was asked, and what stands beside them does better, or is a limit:"
 
 
-def files(findings: Sequence[ClaimFinding], page: str) -> dict[Path, str]:
-    """Lay out the page and its plots as they should be today."""
+def render(findings: Sequence[ClaimFinding], page: str) -> str:
+    """Render the page as it should be today."""
     for part, text in (("summary", summary(findings)), ("claims", sections(findings))):
         head, _, tail = split_marked(page, part, WRITER)
         page = f"{head}{text}{tail}"
-    plots = {PLOTS / f"{one.claim.key}.svg": draw(one) for one in findings}
-    return {PAGE: page, **plots}
+    return page
 
 
 def summary(findings: Sequence[ClaimFinding]) -> str:
@@ -83,12 +79,12 @@ def sections(findings: Sequence[ClaimFinding]) -> str:
 
 
 def section(finding: ClaimFinding) -> str:
-    """Lay out one claim: the sentence, the plot, the table, what the result says of itself."""
+    """Lay out one claim: the sentence, the table, what the result says of itself."""
     claim = finding.claim
     after = f"\n{finding.after}\n" if finding.after else ""
     return (
         f"## {claim.title}\n\n{finding.says}\n\n"
-        f"![{claim.title}: {claim.axis.told}](speed/{claim.key}.svg)\n\n"
+        f"*Figures: {claim.axis.told}.*\n\n"
         f"{table(finding)}{after}\n{told_of_itself(finding)}\n"
     )
 
@@ -155,13 +151,8 @@ def usage(script: str) -> str:
 
 
 def main() -> int:
-    """Write the page and its plots, and take away plots of claims that are gone."""
-    made = files(read_findings(), PAGE.read_text("utf-8"))
-    PLOTS.mkdir(exist_ok=True)
-    for plot in set(PLOTS.glob("*.svg")) - set(made):
-        plot.unlink()
-    for path, text in made.items():
-        path.write_text(text, "utf-8")
+    """Write the page."""
+    PAGE.write_text(render(read_findings(), PAGE.read_text("utf-8")), "utf-8")
     return 0
 
 

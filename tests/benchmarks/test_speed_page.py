@@ -6,7 +6,6 @@ import re
 import statistics
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -16,11 +15,9 @@ from benchmarks.speed import page as speed_page
 from benchmarks.speed import results, wanted
 from benchmarks.speed.claims import Axis, Claim, ClaimFinding, read_claims, read_findings
 from benchmarks.speed.figures import SpeedFigure, SpeedRow, at_least, at_most, number
-from benchmarks.speed.plots import WIDTH, draw
 from benchmarks.speed.results import circumstances_of, merged, read_result
 from command.arguments import ROOT
 
-SVG = "{http://www.w3.org/2000/svg}"
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 # Their rows are stamped with a recipe's fingerprint, or rehearse and compare no speed.
 NO_SPEED = {"chaos", "dryruns", "local_copies", "masters", "miniatures", "parity"}
@@ -34,13 +31,6 @@ def findings() -> list[ClaimFinding]:
 
 def kept(stem: str) -> Any:
     return json.loads((RESULTS / f"{stem}.json").read_text("utf-8"))
-
-
-def points(svg: ET.Element) -> list[tuple[float, float]]:
-    """Give where the marks stand, the legend's first."""
-    places = [mark.attrib["transform"] for mark in svg.iter(f"{SVG}path")]
-    found = [re.fullmatch(r"translate\((\S+) (\S+)\)", place) for place in places]
-    return [(float(one[1]), float(one[2])) for one in found if one]
 
 
 def section(page: str, title: str) -> str:
@@ -70,11 +60,9 @@ def digits(value: float) -> str:
     return f"{value:#.3g}".rstrip(".")
 
 
-def test_page_and_plots_are_what_the_kept_results_give(findings: list[ClaimFinding]) -> None:
-    made = speed_page.files(findings, speed_page.PAGE.read_text("utf-8"))
-    stale = [path.name for path, text in made.items() if path.read_text("utf-8") != text]
-    assert stale == [], f"`{speed_page.WRITER}` writes them"
-    assert set(speed_page.PLOTS.iterdir()) == set(made) - {speed_page.PAGE}
+def test_the_page_is_what_the_kept_results_give(findings: list[ClaimFinding]) -> None:
+    page = speed_page.PAGE.read_text("utf-8")
+    assert speed_page.render(findings, page) == page, f"`{speed_page.WRITER}` writes it"
 
 
 def test_every_kept_result_of_speed_has_its_claim(findings: list[ClaimFinding]) -> None:
@@ -263,73 +251,6 @@ def test_every_benchmark_that_keeps_a_result_says_beside_whom_and_how() -> None:
             keeping[script.stem] = bool(calls & {"circumstances", "compare_steps"})
     assert len(keeping) > 12
     assert [stem for stem, says in keeping.items() if not says] == []
-
-
-def test_plots_ask_for_no_other_file_and_keep_their_words_inside(
-    findings: list[ClaimFinding],
-) -> None:
-    for finding in findings:
-        svg = ET.fromstring(draw(finding))
-        height = float(svg.attrib["height"])
-        for node in svg.iter():
-            assert not {"href", "src"} & {name.rpartition("}")[2] for name in node.attrib}
-        figures = list(finding.figures())
-        assert len(points(svg)) == len(finding.series) + len(figures)
-        for x, y in points(svg):
-            assert 0 < x < WIDTH
-            assert 0 < y < height
-        for text in svg.iter(f"{SVG}text"):
-            assert 0 < float(text.attrib["x"]) < WIDTH
-            assert 0 < float(text.attrib["y"]) < height
-
-
-def test_points_stand_where_their_values_are() -> None:
-    """Of ratios 1, 2, 4 on a logarithmic axis the middle one is half-way, as on paper."""
-    rows = [
-        SpeedRow(label=f"{v}", figures={"found": SpeedFigure(value=v)}) for v in (1.0, 2.0, 4.0)
-    ]
-    svg = ET.fromstring(draw(finding_of(*rows, log=True)))
-    _, *places = (x for x, _ in points(svg))
-    assert places[1] == pytest.approx((places[0] + places[2]) / 2, abs=0.11)
-    assert places[0] < places[2]
-    (peer,) = (
-        line
-        for line in svg.iter(f"{SVG}line")
-        if line.attrib["class"] == "peer" and float(line.attrib["y2"]) > 50
-    )
-    assert float(peer.attrib["x1"]) == pytest.approx(places[0], abs=0.11)
-
-
-@pytest.mark.parametrize("log", [False, True])
-def test_a_plot_of_equals_has_room_around_them(log: bool) -> None:
-    svg = ET.fromstring(
-        draw(
-            finding_of(SpeedRow(label="a", figures={"found": SpeedFigure(value=1.0)}), log=log)
-        )
-    )
-    *_, (place, _) = points(svg)
-    assert 0.3 * WIDTH < place < 0.6 * WIDTH
-
-
-def test_a_miss_is_seen_in_the_plot_with_what_was_asked_for() -> None:
-    figure = SpeedFigure(value=0.5, wanted=at_least(1.5))
-    svg = ET.fromstring(
-        draw(finding_of(SpeedRow(label="a & b < c", figures={"found": figure})))
-    )
-    words = [text.text for text in svg.iter(f"{SVG}text")]
-    assert "0.500 missed" in words
-    assert "a & b < c" in words
-    marks = [x for x in svg.iter(f"{SVG}line") if x.attrib["class"] == "wanted"]
-    assert len(marks) == 2  # in the legend and at 1.5, right of the point
-    assert float(marks[-1].attrib["x1"]) > points(svg)[-1][0]
-
-
-def test_series_differ_in_shape_as_on_paper_without_colours(
-    findings: list[ClaimFinding],
-) -> None:
-    for finding in findings:
-        drawn = [mark.attrib["d"] for mark in ET.fromstring(draw(finding)).iter(f"{SVG}path")]
-        assert len(set(drawn)) == len(finding.series)
 
 
 def test_a_page_without_its_marks_is_not_written_over() -> None:
