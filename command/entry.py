@@ -73,9 +73,10 @@ def _raise_later(number: int) -> None:
 
 
 def _hear_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Raise a signal again that came while a finalizer ran, out of which nothing is raised.
+    """Raise a signal again that arrived in a finalizer, where Python drops exceptions.
 
-    If memory ended there, it ends in the command soon, which says so without a traceback.
+    A MemoryError there is not printed: a traceback does not help, and a command that needs
+    more memory reports the error itself.
     """
     if isinstance(lost.exc_value, StopSignal):
         _raise_later(lost.exc_value.number)

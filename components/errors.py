@@ -5,8 +5,8 @@ Everything else that is raised is a bug of ours or of the machine, and propagate
 
 import re
 
-# Libraries have no exception type of their own for it, or one that is not loaded here. The last
-# is what CPython 3.11 says if it cannot allocate a frame (`_PyThreadState_PushFrame`).
+# Libraries have no exception type for it, or the type is not loaded here. CPython 3.11 reports
+# the last message if it cannot allocate a frame (`_PyThreadState_PushFrame`).
 NO_MEMORY = re.compile(
     r"MemoryError|can(?:no|')t allocate memory|failed to map segment|bad_alloc|out of memory|"
     r"not enough memory|can't start new thread|error return without exception set",

@@ -86,7 +86,7 @@ def say_at_once(text: str) -> None:
 
 
 def say_bytes(line: bytes) -> None:
-    """Print a line that is made already: no memory may be left to make it."""
+    """Print an encoded line on standard error; this allocates no memory."""
     os.write(STANDARD_ERROR, line)
 
 

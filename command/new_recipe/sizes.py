@@ -13,8 +13,8 @@
 - First weights: a deviation of at least sqrt(2 / (5 width)), as GPT-NeoX-20B and BLOOM have it
   (Nguyen and Salazar 2019, arXiv 1910.05895). With less the loss of a narrow model jumps at
   this rate: an early update is then as large as what it updates.
-- Held out: 32 windows, of at least 64 documents: of a few long ones some kind of text has too
-  large a part, and a batch without that kind looks like a jump of the loss.
+- Held out: 32 windows and at least 64 documents. A few long documents can over-represent one
+  kind of text, and a training batch without that kind then raises the held-out loss.
 - Warm-up: a twentieth of the steps, but at least the 2 / (1 - beta2) that Adam's second moment
   needs (Ma and Yarats 2021, arXiv 1910.04209) if they are not over a quarter of the run.
 """
@@ -146,7 +146,7 @@ def _length(tokens: int, longest: int) -> int:
 
 
 def _held_out_fraction(text_tokens: int, num_documents: int | None, length: int) -> float:
-    """Hold out enough windows, and enough documents that a few long ones do not decide."""
+    """Compute the fraction to hold out: enough windows, from enough documents."""
     windows = HELD_OUT_WINDOWS * length / text_tokens
     documents = HELD_OUT_DOCUMENTS / num_documents if num_documents else 0
     return round(min(max(windows, documents, LEAST_HELD_OUT), MOST_HELD_OUT), 3)

@@ -11,6 +11,7 @@ from components.config.schema.cluster import Hardware
 from components.config.schema.sections import Recompute
 from components.config.stages import V_SCHEDULES
 from components.errors import RecipeError
+from components.planner.communication import key_value_bytes
 from components.planner.experts import load_factor
 from components.planner.job import TrainingJob
 from components.planner.products import (
@@ -76,16 +77,16 @@ def _kept_selectively(job: TrainingJob) -> float:
 
 
 def _keys_and_values(job: TrainingJob) -> float:
-    """Count bytes a token of keys and values as the kernel takes them."""
-    attention = job.shape.attention
-    return 2.0 * attention.num_kv_heads * (attention.head_dim + attention.values)
+    """Count bytes per token of keys and values, times the tensor degree that divides them."""
+    return key_value_bytes(job) / job.microbatch_tokens * job.layout.tensor
 
 
 def _kept_by_context(job: TrainingJob) -> float:
-    """Count bytes a token that attention keeps only because ranks share a sequence.
+    """Count activation bytes per token that context parallelism adds to attention.
 
-    Keys and values of the other ranks; and where a kernel other than flex attention takes one
-    chunk of queries after the other, the result of each beside both together.
+    A rank stores the keys and values of the other ranks. Kernels other than flex attention
+    process a rank's two chunks of queries separately, and autograd stores the output of each
+    chunk in addition to their concatenation.
     """
     attention, others = job.shape.attention, job.layout.context - 1
     result = attention.num_heads * job.value_width if others and job.uses_sdpa else 0
@@ -295,7 +296,7 @@ def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) ->
     load = load_factor(job, speed)
     kept = layer_bytes_per_token(job, "none")
     kept += (load * _moved_pairs(job) - _routed(job)) / job.layout.tensor
-    kept -= _kept_by_context(job) / job.layout.tensor  # moved by collectives
+    kept -= _kept_by_context(job) / job.layout.tensor  # collectives move these
     moved = kept * job.microbatch_tokens * speed.traffic
     forward, backward = _expert_seconds(job, mlp_products(job), rate, units)
     experts = load * forward

@@ -226,7 +226,7 @@ def bomb(levels: int) -> dict[str, Any]:
 def test_references_that_multiply_are_counted_and_not_followed(
     levels: int, folder: Path, capfd: Said
 ) -> None:
-    began = time.process_time()  # of this process, whatever runs beside it
+    began = time.process_time()  # other processes do not change CPU time
     assert main([f"recipe=./{save(bomb(levels), 'b.yaml')}", "action=show"]) == 2
     assert time.process_time() - began < 10
     assert "references expand to more than" in capfd.readouterr().err
@@ -275,7 +275,7 @@ def test_values_that_nothing_could_be_made_of_are_told(
     changes: dict[str, Any], message: str, folder: Path, capfd: Said
 ) -> None:
     tree = {"defaults": ["bloom560m", "_self_"], "name": "v", **changes}
-    began = time.process_time()  # of this process, whatever runs beside it
+    began = time.process_time()  # other processes do not change CPU time
     assert main([f"recipe=./{save(tree, 'v.yaml')}", "action=show"]) == 2
     assert time.process_time() - began < 10
     assert message in capfd.readouterr().err

@@ -96,7 +96,7 @@ def kept_by_attention(core: AttentionCore, ranks: int) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         mixed = core(query, key, value, scope, first_head=0)
     kept[mixed.untyped_storage().data_ptr()] = mixed
-    # Beside these a CPU keeps masks, and every kernel normalizers.
+    # Attention also saves masks (on a CPU) and log-sum-exp values, which are not counted.
     wide = (one for one in kept.values() if one.ndim == 4 and one.dtype == torch.bfloat16)
     return sum(one.untyped_storage().nbytes() for one in wide)
 
@@ -105,7 +105,7 @@ def kept_by_attention(core: AttentionCore, ranks: int) -> int:
 def test_context_ranks_keep_what_is_counted(
     ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of flash kernels each chunk's result, too."""
+    """Autograd's saved tensors; CPU kernels process the two chunks separately."""
     monkeypatch.setattr(collectives, "all_gather", lambda *_, **__: None)
     core = AttentionCore(dropout=0.0, backends=BACKENDS)
     with fake_world(1, ranks):
