@@ -13,6 +13,8 @@
 - First weights: a deviation of at least sqrt(2 / (5 width)), as GPT-NeoX-20B and BLOOM have it
   (Nguyen and Salazar 2019, arXiv 1910.05895). With less the loss of a narrow model jumps at
   this rate: an early update is then as large as what it updates.
+- Sequences: a 10,000th of the tokens, shorter where a batch would have fewer than 16 of them.
+  With 8, some batches lack a kind of text, and its held-out loss rises (docs/first_model.md).
 - Held out: 32 windows and at least 64 documents. A few long documents can over-represent one
   kind of text, and a training batch without that kind then raises the held-out loss.
 - Warm-up: a twentieth of the steps, but at least the 2 / (1 - beta2) that Adam's second moment
@@ -42,7 +44,7 @@ MULTIPLE = 64  # of the MLP's width and of the vocabulary's rows
 DEPTH_WEIGHT = 0.1  # a depth off the rule counts less than a size that is off
 WINDOWS = 10_000  # that a budget holds; a text has to fill many
 SHORTEST, LONGEST = 128, 2_048
-STEPS, FEWEST_SEQUENCES = 200, 4
+STEPS, FEWEST_SEQUENCES, MIXED_SEQUENCES = 200, 4, 16
 LEAST_FITTED_FLOPS = 1e17
 MICROBATCH_TOKENS = 4_096  # the logits of a large vocabulary take most of the memory
 WARMUP_FRACTION, LEAST_WARMUP_STEPS, MOST_WARMUP_STEPS = 0.05, 40, 2_000  # beta2 is 0.95
@@ -165,7 +167,9 @@ def _size_run(
     about = min(wanted, int(most_tokens * (1 - held_out)))
     flops = 6 * (counted.active_parameters - counted.embedding_parameters) * about
     rule = 0.2920 * flops**0.3271
-    sequences = max(power_of_two(min(rule, about / STEPS) / length), FEWEST_SEQUENCES)
+    batch = min(rule, about / STEPS)
+    length = min(length, max(SHORTEST, power_of_two(batch / MIXED_SEQUENCES)))
+    sequences = max(power_of_two(batch / length), FEWEST_SEQUENCES)
     batch = sequences * length
     steps = max(1, about // batch)
     least_warmup = min(LEAST_WARMUP_STEPS, int(MOST_WARMUP_FRACTION * steps))
