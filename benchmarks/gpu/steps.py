@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu.device import memory_of, this_device
 from benchmarks.gpu.observing import Step, kernels_of, seconds_of, take_steps
 from benchmarks.gpu.ours import OurStep, compose
-from benchmarks.paired import paired_ratio
+from benchmarks.ratios import paired_ratio
 from components.config.recipe import Recipe
 
 WARMUP, TIMED = 2, 6

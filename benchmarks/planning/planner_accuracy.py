@@ -14,12 +14,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import StatisticsError, correlation, median
+from typing import Any
 
 import yaml
 
 from benchmarks.entry import enter
 from benchmarks.kept import ROOT
 from benchmarks.planning.measured import MeasuredLayout, read_rows
+from benchmarks.ratios import Ratio
 from components.config.schema.cluster import Hardware
 from components.config.validation import read_section
 from components.errors import RecipeError
@@ -28,6 +30,9 @@ from components.planner.software import SoftwareModel, read_software
 from components.planner.time import plan_time
 
 DATA = ROOT / "benchmarks" / "data"
+TABLE = DATA / "h100_layouts.csv"
+# Medians on layouts that no constant has seen, as parts of what was measured.
+MOST_WRONG_FITS, MOST_MEMORY_ERROR, MOST_TIME_ERROR, MOST_REGRET = 0.04, 0.08, 0.12, 0.05
 SMALLEST_CELL = 5
 FILTER = "runs that ended; without pipelines of the older code, which the campaign replaced"
 Predictor = Callable[[MeasuredLayout], float]
@@ -36,7 +41,7 @@ Predictor = Callable[[MeasuredLayout], float]
 def main(words: Sequence[str]) -> int:
     """Print one JSON object."""
     parser = argparse.ArgumentParser(prog="planner_accuracy")
-    parser.add_argument("--measured", type=Path, default=DATA / "h100_layouts.csv")
+    parser.add_argument("--measured", type=Path, default=TABLE)
     file = parser.parse_args(words).measured
     try:
         rows = read_rows(file)
@@ -78,6 +83,39 @@ def accuracy(rows: Sequence[MeasuredLayout]) -> dict[str, object]:
         "rank": rank(unseen, seconds),
         "regret": regret(unseen, seconds),
     }
+
+
+def predicted_ratios() -> list[Ratio]:
+    """Compare the measured layouts of this repository with what the planner predicts today."""
+    found: Any = accuracy(read_rows(TABLE))
+    memory, time = found["memory"], found["time"]
+    errors: dict[str, tuple[float, float | None]] = {
+        "new layouts, memory": (memory["median_error"], MOST_MEMORY_ERROR),
+        "new layouts, time": (time["median_error"], MOST_TIME_ERROR),
+        "new layouts, wrong about what fits": (1 - found["fits"]["right"], MOST_WRONG_FITS),
+        "new layouts, first choice slower than the best": (
+            found["regret"]["median"],
+            MOST_REGRET,
+        ),
+    }
+    for nodes, noise in found["noise_of_timed"].items():
+        fitted = ", fitted" if int(nodes) in found["fitted_nodes"] else ""
+        case = f"nodes: {nodes}{fitted}"
+        errors |= {
+            f"{case}, memory": (memory["by_nodes"][nodes]["median_error"], None),
+            f"{case}, time": (time["by_nodes"][nodes]["median_error"], None),
+            f"{case}, noise of the measurements": (noise["median"], None),
+        }
+    return [
+        Ratio(
+            case,
+            "measured layouts",
+            100 * error,
+            at_most=None if most is None else 100 * most,
+            unit="%",
+        )
+        for case, (error, most) in errors.items()
+    ]
 
 
 def is_timed(row: MeasuredLayout) -> bool:

@@ -12,7 +12,7 @@ from time import process_time
 
 from benchmarks.entry import enter
 from benchmarks.planning.measured import MeasuredLayout, read_rows
-from benchmarks.planning.planner_accuracy import DATA, is_timed, read_campaign, regret
+from benchmarks.planning.planner_accuracy import TABLE, is_timed, read_campaign, regret
 from benchmarks.recipes import recipe_tree
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
@@ -76,7 +76,7 @@ def first_choice() -> dict[str, object]:
         fits = verdict != "does_not_fit"
         return plan_time(row.job, hardware, software.speed).total if fits else float("inf")
 
-    rows = read_rows(DATA / "h100_layouts.csv")
+    rows = read_rows(TABLE)
     unseen = [r for r in rows if is_timed(r) and r.nodes not in fitted]
     by_nodes = {
         str(n): regret([row for row in unseen if row.nodes == n], cost)

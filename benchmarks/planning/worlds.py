@@ -8,24 +8,22 @@ largest published run of any recipe.
     python -m benchmarks.planning.worlds recipe=NAME cluster=NAME
 """
 
-import json
 import time
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from rich.table import Table
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
+from benchmarks.kept import circumstances
 from benchmarks.machine import apart
-from benchmarks.speed.wanted import MOST_WORLD_SECONDS
+from benchmarks.ratios import Ratio, keep_result
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.distributed.mesh import build_mesh
-from components.terminal import console
 from components.torch_internals.operators import FakeStore
 
-RESULT = RESULTS / "worlds.json"
+MOST_SECONDS = 30.0
 WORLDS = (1_024, 12_288)
 
 
@@ -45,25 +43,24 @@ def seconds_to_build(words: list[str], ranks: int) -> float:
     return time.perf_counter() - began
 
 
+def ratios_of(seconds: Mapping[int, float]) -> list[Ratio]:
+    """Set the seconds of each world against the limit."""
+    return [
+        Ratio(f"{n:,} ranks", "a limit", x, at_most=MOST_SECONDS, unit="s")
+        for n, x in seconds.items()
+    ]
+
+
 def main(words: list[str]) -> int:
-    """Measure, keep, show; fail where a world takes too long."""
+    """Measure, and keep the result."""
     seconds = {ranks: apart(seconds_to_build, words, ranks) for ranks in WORLDS}
-    table = Table("ranks", "seconds", "of the most allowed")
-    for ranks, value in seconds.items():
-        table.add_row(f"{ranks:,}", f"{value:.2f}", f"{value / MOST_WORLD_SECONDS:.3f}")
-    console().print(table)
-    result = {
-        **circumstances(
-            peer="none: our limit",
-            convention="wall clock of one rank, one thread, fake process group",
-            shape={"recipe": words, "ranks": WORLDS, "threads": 1},
-            packages=("torch",),
-        ),
-        "seconds": seconds,
-        "most_seconds": MOST_WORLD_SECONDS,
-    }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    return int(max(seconds.values()) > MOST_WORLD_SECONDS)
+    said = circumstances(
+        peer="none: our limit",
+        convention="wall clock of one rank, one thread, fake process group",
+        shape={"recipe": words, "ranks": WORLDS, "threads": 1},
+        packages=("torch",),
+    )
+    return keep_result("worlds", said | {"seconds": seconds}, ratios_of(seconds))
 
 
 if __name__ == "__main__":

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, ROOT, circumstances
+from benchmarks.kept import ROOT, circumstances
 from benchmarks.machine import resident_bytes
 from benchmarks.preparation.real_text import NoPackagesError, real_text
+from benchmarks.ratios import Ratio, keep_result
 
-RESULT = RESULTS / "corpus_memory.json"
-REPOSITORY = ROOT
 SIZES = (200, 1_000, 4_000)
 FILE_BYTES = 100_000_000
 LINE = re.compile(r"(\S+) (\S+)")
@@ -57,25 +56,36 @@ def main(words: Sequence[str]) -> int:
         print(f"no real text: {error}", file=sys.stderr)
         return 1
     settings = [recipe, *SETTINGS]
-    measured: dict[str, Any] = {
-        **circumstances(
-            peer="none: smaller corpora",
-            convention="highest resident memory of the command and of any one worker, as the "
-            "kernel counts it; anonymous is what belongs to no file, sampled",
-            shape={"settings": settings, "megabytes": sizes, "sampled_seconds": SAMPLE_SECONDS},
-            packages=("datatrove", "rensa", "sentencepiece", "tokenizers"),
-        ),
-        "corpora": [],
-    }
+    corpora = []
     for megabytes in sizes:
         with tempfile.TemporaryDirectory(dir=folder) as name:
             corpus = Path(name) / "corpus"
             written = _write(files, corpus, megabytes * 1_000_000)
             one = _prepare(corpus, Path(name) / "prepared", settings)
-        measured["corpora"].append({"megabytes": written / 1e6, **one})
-        print(json.dumps(measured["corpora"][-1]), flush=True)
-    RESULT.write_text(json.dumps(measured, indent=1) + "\n")
-    return 0
+        corpora.append({"megabytes": written / 1e6, **one})
+    said = circumstances(
+        peer="none: smaller corpora",
+        convention="highest resident memory of the command and of any one worker, as the "
+        "kernel counts it; anonymous is what belongs to no file, sampled",
+        shape={"settings": settings, "megabytes": sizes, "sampled_seconds": SAMPLE_SECONDS},
+        packages=("datatrove", "rensa", "sentencepiece", "tokenizers"),
+    )
+    return keep_result("corpus_memory", said | {"corpora": corpora}, ratios_of(corpora))
+
+
+def ratios_of(corpora: Sequence[dict[str, Any]]) -> list[Ratio]:
+    """Take the memory at each size."""
+    return [
+        Ratio(
+            f"{one['megabytes']:,.0f} MB of text, {who}{pages}",
+            "smaller corpora",
+            one[f"{who}_{kind}"] / 1e6,
+            unit="MB",
+        )
+        for one in corpora
+        for who in ("command", "worker")
+        for kind, pages in (("bytes", ""), ("anonymous_bytes", ", its own pages"))
+    ]
 
 
 def _write(files: Sequence[Path], corpus: Path, size: int) -> int:
@@ -118,7 +128,7 @@ def _prepare(corpus: Path, folder: Path, settings: Sequence[str]) -> dict[str, A
     start = time.perf_counter()
     command = subprocess.Popen(
         [sys.executable, "run.py", *words],
-        cwd=REPOSITORY,
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -17,14 +17,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from rich.table import Table
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
+from benchmarks.kept import circumstances
 from benchmarks.machine import apart, peak_added_bytes
+from benchmarks.ratios import Ratio, keep_result
 from components.child_process import python_environment
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
 from components.data.mixture import windows_per_source
@@ -33,7 +35,6 @@ from components.data.samples import PackedSamples
 from components.data.token_file import TokenFileRecord
 from components.terminal import console
 
-RESULT = RESULTS / "data_open.json"
 FILES, FILE_TOKENS = 3_000, 1_333_333_334
 LENGTH, SAMPLES, DOCUMENT_TOKENS, TOKEN_BYTES = 4_096, 16, 1_000, 2
 FIRST_DOCUMENTS, MOST_SECONDS, MOST_BYTES = 1 << 23, 60, 8 << 30
@@ -169,50 +170,56 @@ def measure_ours(files: int) -> dict[str, float]:
         return apart(open_ours, Path(home))
 
 
-def main(words: list[str]) -> None:
-    """Measure both, print the table, keep the result."""
+def ratios_of(rows: Mapping[str, Mapping[str, Any]]) -> list[Ratio]:
+    """Divide megatron-core's seconds and memory by ours."""
+    return [
+        Ratio(
+            f"{row['tokens']:,} tokens, {quantity}",
+            "megatron-core",
+            rows["megatron-core"][key] / row[key],
+            at_least=1.0,
+        )
+        for name, row in rows.items()
+        if name != "megatron-core"
+        for quantity, key in (("time", "seconds"), ("memory", "added_bytes"))
+    ]
+
+
+def main(words: list[str]) -> int:
+    """Measure both, and keep the result."""
     (python,) = words
     documents, theirs = largest_of_theirs(python)
     tokens = documents * DOCUMENT_TOKENS
-    rows = {
+    measured = {
         "ours": (FILES * FILE_TOKENS, measure_ours(FILES)),
         "ours, as many tokens as theirs": (tokens, measure_ours(-(-tokens // FILE_TOKENS))),
         "megatron-core": (tokens, theirs),
     }
-    table = Table("", "tokens", "seconds", "MB added", "theirs took, times as long")
-    for name, (count, found) in rows.items():
-        ratio = f"{theirs['seconds'] / found['seconds']:,.0f}"
-        memory = f"{found['added_bytes'] / 1e6:,.0f}"
-        table.add_row(name, f"{count:,}", f"{found['seconds']:.3f}", memory, ratio)
-    console().print(table)
-    kept = {
-        **circumstances(
-            peer="megatron-core's GPTDataset, all defaults, without a cache",
-            convention="seconds from the manifest, or the index, to 16 samples, after imports, "
-            "one thread, new processes; theirs is the largest doubling below a minute",
-            shape={
-                "sequence_length": LENGTH,
-                "samples": SAMPLES,
-                "document_tokens": DOCUMENT_TOKENS,
-                "token_bytes": TOKEN_BYTES,
-                "files": FILES,
-            },
-            packages=("torch",),
-        ),
-        "rows": {
-            name: {
-                "tokens": count,
-                "seconds": found["seconds"],
-                "added_bytes": found["added_bytes"],
-                "ratio_seconds": theirs["seconds"] / found["seconds"],
-            }
-            for name, (count, found) in rows.items()
-        },
-        "load": os.getloadavg()[0],
+    rows = {
+        name: {
+            "tokens": count,
+            "seconds": found["seconds"],
+            "added_bytes": found["added_bytes"],
+        }
+        for name, (count, found) in measured.items()
     }
-    kept["versions"] |= {"megatron-core": theirs["version"]}
-    RESULT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    said = circumstances(
+        peer="megatron-core's GPTDataset, all defaults, without a cache",
+        convention="seconds from the manifest, or the index, to 16 samples, after imports, "
+        "one thread, new processes; theirs is the largest doubling below a minute",
+        shape={
+            "sequence_length": LENGTH,
+            "samples": SAMPLES,
+            "document_tokens": DOCUMENT_TOKENS,
+            "token_bytes": TOKEN_BYTES,
+            "files": FILES,
+        },
+        packages=("torch",),
+    )
+    said["versions"] |= {"megatron-core": theirs["version"]}
+    figures = {"rows": rows, "load": os.getloadavg()[0]}
+    return keep_result("data_open", said | figures, ratios_of(rows))
 
 
 if __name__ == "__main__":
-    enter(main, least=1)
+    enter(main, least=1, most=1)

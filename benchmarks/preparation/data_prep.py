@@ -17,21 +17,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
+from benchmarks.kept import circumstances
 from benchmarks.preparation import data_prep_ours as ours
 from benchmarks.preparation.planted import plant, write_texts
 from benchmarks.preparation.real_text import NoPackagesError, real_text
+from benchmarks.ratios import Ratio, keep_result
 from components.child_process import python_environment
 from components.convert.tokenizer import convert_sentencepiece
 
-RESULT = RESULTS / "data_prep.json"
 # Family: pieces, and how much of the text it is measured on: the slower, the less.
 FAMILIES = {
     "unigram_eu24": (100_000, 1.0),
@@ -41,6 +41,12 @@ FAMILIES = {
 }
 TOKENIZING, REMOVING = ("ours", "bare", "datatrove"), ("ours", "datatrove")
 WITHOUT_ENGINE = ("unigram_eu24",)  # `tokenizers` encodes the others, too
+PEERS = {
+    "datatrove": "datatrove",
+    "tokenizers": "tokenizers alone",
+    "bare": "the bare engine, a limit",
+}
+CLOCKS = ("processor_seconds", "seconds")
 THRESHOLD, VERIFIED_BANDS, VERIFIED_ROWS = 0.8, 21, 6
 MEMORY_MULTIPLES = {"signatures": (1, 5, 20), "tokens": (0.25, 1, 4)}
 MEMORY_FAMILY = "unigram_eu24"
@@ -64,27 +70,60 @@ def main(words: Sequence[str]) -> int:
         print(f"no real text: {error}", file=sys.stderr)
         return 1
     texts = _take(files, megabytes * 1_000_000)
-    summary: dict[str, Any] = json.loads(RESULT.read_text())
     told = circumstances(
         peer="datatrove's DocumentTokenizer and MinHash, tokenizers alone, the bare engine",
         convention=CONVENTION,
         shape={"text_megabytes": megabytes, "workers": ours.WORKERS, "rounds": rounds},
         packages=("datatrove", "fastokens", "numpy", "rensa", "sentencepiece", "tokenizers"),
     )
+    status = 0
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        for family in [one for one in FAMILIES if one in (parts or PARTS)]:
-            summary[family] = _tokenizing(texts, family, Path(work), rounds) | told
-            print(
-                json.dumps({family: summary[family]["ratio_by_processor_seconds"]}), flush=True
-            )
-        if "near_duplicates" in (parts or PARTS):
-            summary["near_duplicates"] = _near_duplicates(texts, Path(work), rounds) | told
-            print(json.dumps(summary["near_duplicates"], indent=1), flush=True)
-        if "memory" in (parts or PARTS):
-            summary["memory"] = _memory(texts, Path(work), megabytes) | told
-            print(json.dumps(summary["memory"], indent=1))
-    RESULT.write_text(json.dumps(summary, indent=1) + "\n")
-    return 0
+        for part in [one for one in PARTS if one in (parts or PARTS)]:
+            if part in FAMILIES:
+                figures = _tokenizing(texts, part, Path(work), rounds)
+            elif part == "memory":
+                figures = _memory(texts, Path(work), megabytes)
+            else:
+                figures = _near_duplicates(texts, Path(work), rounds)
+            tree = told | {part: figures | told}
+            status |= keep_result("data_prep", tree, ratios_of(part, figures))
+    return status
+
+
+def ratios_of(part: str, figures: Mapping[str, Any]) -> list[Ratio]:
+    """Take the ratios of a part."""
+    if part in FAMILIES:
+        return _rate_ratios(f"{part}, {figures['pieces']:,} pieces", figures)
+    if part == "near_duplicates":
+        recall = figures["recall_above_threshold"]
+        value = recall["ours"] / recall["datatrove"]
+        case = "near duplicates, planted copies that are found"
+        found = Ratio(case, "datatrove", value, at_least=1.0)
+        return [*_rate_ratios("near duplicates", figures), found]
+    return [
+        Ratio(
+            f"memory of {kind}, {size.partition('_')[0]} MB of text",
+            "less text",
+            one["peak_bytes"] / 1e6,
+            unit="MB",
+        )
+        for kind in MEMORY_MULTIPLES
+        for size, one in figures[kind].items()
+    ]
+
+
+def _rate_ratios(case: str, figures: Mapping[str, Any]) -> list[Ratio]:
+    """Divide our rate by the others'; the bare engine is a limit and no target."""
+    return [
+        Ratio(
+            f"{case}, by {clock.replace('_', ' ')}",
+            PEERS[way],
+            value,
+            at_least=None if way == "bare" else 1.0,
+        )
+        for clock in CLOCKS
+        for way, value in figures[f"ratio_by_{clock}"].items()
+    ]
 
 
 def _take(files: Sequence[Path], size: int) -> list[str]:
@@ -140,13 +179,12 @@ def _apart(*words: object) -> dict[str, Any]:
 
 
 def _rates(megabytes: float, measured: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    clocks = ("seconds", "processor_seconds")
     rates = {
         f"megabytes_a_{clock[:-1]}": {
             way: megabytes / statistics.median(one[clock] for one in rounds)
             for way, rounds in measured.items()
         }
-        for clock in clocks
+        for clock in CLOCKS
     }
     ratios = {
         f"ratio_by_{clock}": {
@@ -154,10 +192,10 @@ def _rates(megabytes: float, measured: dict[str, list[dict[str, Any]]]) -> dict[
             for way, rate in rates[f"megabytes_a_{clock[:-1]}"].items()
             if way != "ours"
         }
-        for clock in clocks
+        for clock in CLOCKS
     }
     rounds = {
-        way: [{clock: one[clock] for clock in clocks} for one in rounds_]
+        way: [{clock: one[clock] for clock in CLOCKS} for one in rounds_]
         for way, rounds_ in measured.items()
     }
     return {"megabytes": megabytes, **rates, **ratios, "rounds": rounds}

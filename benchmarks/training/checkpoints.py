@@ -10,7 +10,6 @@ hold. How soon after a kill a step is taken is told by `python -m benchmarks.cha
 """
 
 import hashlib
-import json
 import shutil
 import statistics
 import subprocess
@@ -23,23 +22,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.table import Table
 from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
-from benchmarks.paired import paired_ratio, told
-from benchmarks.speed.wanted import LEAST_THROUGHPUT, MOST_STALL
+from benchmarks.kept import circumstances
+from benchmarks.ratios import Ratio, interval, keep_result, paired_ratio
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.retention import Policy
 from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Read, Saver
 from components.distributed.node_tree import NodeTree
-from components.terminal import console
 
-RESULT = RESULTS / "checkpoints.json"
+# A stall by a synchronous save; throughput by dd's and by that of torch's writer.
+MOST_STALL, LEAST_OF_DD, LEAST_OF_TORCH = 0.15, 0.70, 1.0
 ROUNDS, WARMUP_ROUNDS = 7, 1
 HOST = torch.device("cpu")
 LAYERS, DIM = 16, 1_024  # 4 matrices a layer and 3 numbers a weight: 805 MB
@@ -142,25 +139,46 @@ def measure(folder: Path, state: Weights, rounds: int) -> list[dict[str, float]]
 
 
 def summarize(measured: list[dict[str, float]], size: int) -> dict[str, Any]:
-    """Compare, round by round, what was measured in the same one."""
+    """Take the medians over the rounds."""
     times = {name: [one[name] for one in measured] for name in measured[0]}
     medians = {name: statistics.median(values) for name, values in times.items()}
-    stall = paired_ratio(times["asynchronous_stall"], times["synchronous"])
-    throughput = paired_ratio(times["dd"], times["synchronous"])
     return {
         "bytes": size,
         "rounds": len(measured),
         "median_seconds": medians,
         "gigabytes_per_second": {name: size / value / 1e9 for name, value in medians.items()},
-        "stall_to_synchronous": stall,
-        "throughput_to_dd": throughput,
-        "throughput_to_torch": paired_ratio(times["torch"], times["synchronous"]),
-        "holds": stall["median"] < MOST_STALL and throughput["median"] >= LEAST_THROUGHPUT,
+        "times": measured,
     }
 
 
+def ratios_of(measured: list[dict[str, float]]) -> list[Ratio]:
+    """Compare, round by round, what was measured in the same one."""
+    times = {name: [one[name] for one in measured] for name in measured[0]}
+    ours = times["synchronous"]
+    return [
+        Ratio(
+            "wait of the steps",
+            "a synchronous save",
+            at_most=MOST_STALL,
+            **interval(paired_ratio(times["asynchronous_stall"], ours)),
+        ),
+        Ratio(
+            "throughput",
+            "dd conv=fsync",
+            at_least=LEAST_OF_DD,
+            **interval(paired_ratio(times["dd"], ours)),
+        ),
+        Ratio(
+            "throughput",
+            "torch's safetensors writer",
+            at_least=LEAST_OF_TORCH,
+            **interval(paired_ratio(times["torch"], ours)),
+        ),
+    ]
+
+
 def main(words: Sequence[str]) -> int:
-    """Measure in a folder of the disk that is meant, and keep the result as data."""
+    """Measure in a folder of the disk that is meant, and keep the result."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     where = words[0] if words else None
@@ -177,19 +195,7 @@ def main(words: Sequence[str]) -> int:
         shape={"bytes": state.bytes, "layers": LAYERS, "dim": DIM, "rounds": ROUNDS},
         packages=("torch",),
     )
-    result["times"] = measured
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    table = Table("", "median s", "GB/s")
-    for part in measured[0]:
-        value = statistics.median(one[part] for one in measured)
-        table.add_row(part, f"{value:.3f}", f"{state.bytes / value / 1e9:.2f}")
-    console().print(
-        table,
-        f"a stall is {told(result['stall_to_synchronous'])} of a synchronous save; "
-        f"{told(result['throughput_to_dd'])} of dd's throughput, "
-        f"{told(result['throughput_to_torch'])} of torch's writer's",
-    )
-    return 0 if result["holds"] else 1
+    return keep_result("checkpoints", result, ratios_of(measured))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ a chosen speed.
     python -m benchmarks.training.dispatch
 """
 
-import json
 import statistics
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,13 +20,12 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from rich.table import Table
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
-from benchmarks.paired import paired_ratio
+from benchmarks.kept import circumstances
+from benchmarks.ratios import Ratio, interval, keep_result, paired_ratio
 from benchmarks.training.link import LOOPBACK, ProcessPlace, can_link, linked
 from benchmarks.training.two_ranks import RANKS, Seconds, be_rank, measure_ranks, take_turns
 from components.distributed import collectives
@@ -35,9 +33,7 @@ from components.distributed.experts import ExchangedMixture, GatheredMixture
 from components.model.expert_products import Matrices
 from components.model.mlp import ACTIVATIONS
 from components.model.moe import Mixture
-from components.terminal import console
 
-RESULT = RESULTS / "dispatch.json"
 TOKENS, DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 2_048, 512, 256, 64, 8
 WARMUP_ROUNDS, ROUNDS = 2, 11
 GIGABITS = (1.0, 4.0)
@@ -133,27 +129,21 @@ def row_of(link: str, dispatch: str, seconds: Seconds) -> dict[str, Any]:
     }
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    """Print what was found."""
-    table = Table(title="tokens to experts and back, forward and backward, ms")
-    heads = ("link", "dispatch", *SIDES, *(f"1 by {n}" for n in OVERLAPS[1:]), "at most")
-    for head in heads:
-        table.add_column(head, justify="right")
-    for row in rows:
-        table.add_row(
-            *(row["link"], row["dispatch"]),
-            *(f"{1_000 * seconds:.0f}" for seconds in row["seconds"].values()),
-            *(f"{ratio['median']:.2f}" for ratio in row["ratio"].values()),
-        )
-    console(width=160).print(table)
+def ratios_of(rows: Sequence[dict[str, Any]]) -> list[Ratio]:
+    """Take the ratios of every link and dispatch."""
+    return [
+        Ratio(f"{row['dispatch']}, {row['link']}, {side}", PARTS[0], **interval(paired))
+        for row in rows
+        for side, paired in row["ratio"].items()
+    ]
 
 
-def main(words: Sequence[str]) -> None:
-    """Measure each link, print what was found and keep it; with two words be a rank."""
+def main(words: Sequence[str]) -> int:
+    """Measure each link, and keep the result; with two words be a rank."""
     if words:
         rank, folder = words
         be_rank(int(rank), Path(folder), find)
-        return
+        return 0
     rows = []
     links: dict[str, AbstractContextManager[Sequence[ProcessPlace]]] = {
         "loopback": nullcontext(LOOPBACK)
@@ -164,7 +154,6 @@ def main(words: Sequence[str]) -> None:
         with link as places:
             found = measure_ranks("benchmarks.training.dispatch", places)
         rows += [row_of(name, dispatch, seconds) for dispatch, seconds in found.items()]
-    show(rows)
     said = circumstances(
         peer="our own dispatch in one part",
         convention="seconds of a mixture forward and backward, of the slower of two ranks with "
@@ -182,7 +171,7 @@ def main(words: Sequence[str]) -> None:
         },
         packages=("torch",),
     )
-    RESULT.write_text(json.dumps(said | {"rows": rows}, indent=1) + "\n", "utf-8")
+    return keep_result("dispatch", said | {"rows": rows}, ratios_of(rows))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """A miniature that trains on drawn tokens by the real path, watched by a benchmark."""
 
-import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +9,12 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks.kept import circumstances
+from benchmarks.ratios import Ratio, keep_result
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.parity.prover import draw_data
 from components.run.folder import RunFolder, create_run_folder
-from components.terminal import console
 from components.train.callbacks.hooks import RunCallback
 from components.train.fit import load_module
 from components.train.module import Pretraining
@@ -46,20 +45,22 @@ def train_drawn(
 
 
 def compare_steps(
+    name: str,
     measure: Callable[[list[str]], dict[str, Any]],
+    ratios_of: Callable[[dict[str, Any]], list[Ratio]],
     words: list[str],
-    file: Path,
     *,
     peer: str,
     alone: str,
     shape: Mapping[str, object],
 ) -> int:
-    """Measure on as many threads as the environment says, keep it, and say if the claim holds.
+    """Measure on as many threads as the environment says, and keep the result.
 
     ``alone`` says what is also timed without a step around it.
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    found = measure(words) | circumstances(
+    figures = measure(words)
+    said = circumstances(
         peer=peer,
         convention="wall clock from a step's batch until its record is kept, one process, in "
         "turns; medians of paired ratios with their 95 % intervals; alone is what "
@@ -67,6 +68,4 @@ def compare_steps(
         shape={**shape, "threads": torch.get_num_threads()},
         packages=("torch", "lightning"),
     )
-    file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    console().print_json(data=found)
-    return 0 if found["holds"] else 1
+    return keep_result(name, said | figures, ratios_of(figures))

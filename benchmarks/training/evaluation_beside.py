@@ -13,7 +13,6 @@ own run are not 1 % slower than beside the other: the interval of the paired rat
     python -m benchmarks.training.evaluation_beside [PAIRS]
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -27,14 +26,13 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
-from benchmarks.paired import paired_ratio
-from benchmarks.speed.wanted import MOST_BESIDE
+from benchmarks.kept import circumstances
+from benchmarks.ratios import Ratio, interval, keep_result, paired_ratio
 from command.arguments import ROOT
 from components.run.history import read_lines
 from tests.life.conftest import TINY
 
-RESULT = RESULTS / "evaluation_beside.json"
+MOST_BESIDE = 1.01
 PAIRS, TURN_SECONDS, TOKENS, SAVED_STEPS = 500, 0.5, 512, 20
 OWN = {
     "budget.total_tokens": 1_000_000 * TOKENS,
@@ -149,13 +147,10 @@ def main(words: list[str]) -> int:
             turns = take_turns((run, ended), pairs)
         steps = [one for one in read_lines(run / "metrics.jsonl") if one["kind"] == "step"]
     own, other = ([step_between(steps, *one[place]) for one in turns] for place in (0, 1))
-    ratio = paired_ratio(own, other)
     tree = {
-        "ratio": ratio,
         "pairs": len(turns),
         "step_seconds": {"own": tenths(own), "other": tenths(other)},
         "load_averages": [load, os.getloadavg()[0]],
-        "holds": ratio["high"] < MOST_BESIDE,
     }
     said = circumstances(
         peer="the same run beside an evaluation of a run that has ended",
@@ -164,9 +159,14 @@ def main(words: list[str]) -> int:
         shape=OWN,
         packages=["torch"],
     )
-    RESULT.write_text(json.dumps(tree | said, indent=1) + "\n", "utf-8")
-    sys.stdout.write(f"{json.dumps(tree, indent=1)}\n")
-    return 0 if tree["holds"] else 1
+    ratio = Ratio(
+        "a step next to its own evaluation",
+        "the evaluation of another run",
+        at_most=MOST_BESIDE,
+        judged="high",
+        **interval(paired_ratio(own, other)),
+    )
+    return keep_result("evaluation_beside", tree | said, [ratio])
 
 
 if __name__ == "__main__":

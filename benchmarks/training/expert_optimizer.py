@@ -11,7 +11,6 @@ the published sizes and layouts by the same formula.
     python -m benchmarks.training.expert_optimizer recipe=NAME [published=NAME=RATIO ...]
 """
 
-import json
 import statistics
 import tempfile
 import time
@@ -20,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
+from benchmarks.kept import circumstances
+from benchmarks.ratios import Ratio, keep_result
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.check import read_recipe
@@ -32,13 +31,11 @@ from components.config.recipe import Recipe
 from components.engine.mesh_engine import MeshEngine
 from components.parity.prover import draw_data, start_ranks
 from components.run.folder import RunFolder, create_run_folder
-from components.terminal import console
 from components.train.callbacks.hooks import RunCallback
 from components.train.fit import load_module
 from components.train.module import Pretraining
 from components.train.trainer import make_trainer, rank_here
 
-RESULT = RESULTS / "expert_optimizer.json"
 STEPS, WARMUP_STEPS, ROUNDS = 10, 3, 3
 STATE_BYTES = 8  # a number has two moments in float32
 EXACT = tuple(f"precision.{key}=float64" for key in ("compute", "accumulate", "reduce"))
@@ -177,36 +174,50 @@ def measure(recipe: str, home: Path) -> dict[str, Any]:
     }
 
 
-def main(words: Sequence[str]) -> None:
+def ratios_of(result: dict[str, Any]) -> list[Ratio]:
+    """Compare ours with the formula and with the plain optimizer; add what is published."""
+    formula = result["state_bytes_by_formula"]
+    ours = {
+        "state": (result["ratio_state_bytes"], formula["plain"] / formula["aware"]),
+        "time": (result["ratio_seconds_median"], 1.0),
+    }
+    return [
+        *(
+            Ratio(f"four ranks here, {name}", "plain", value, at_least=least)
+            for name, (value, least) in ours.items()
+        ),
+        *(
+            Ratio(f"{name}, {which}", "plain", figures[key])
+            for name, figures in result["published"].items()
+            for key, which in (
+                ("state", "state by the formula"),
+                ("optimizer_speedup", "time as Optimus published it"),
+            )
+        ),
+    ]
+
+
+def main(words: Sequence[str]) -> int:
     """Compare, or be one of the ranks of a run folder."""
     if words[0].startswith("recipe="):
-        compare(words[0], [word.removeprefix("published=") for word in words[1:]])
-    else:
-        measure_rank(Path(words[0]))
+        return compare(words[0], [word.removeprefix("published=") for word in words[1:]])
+    measure_rank(Path(words[0]))
+    return 0
 
 
-def compare(recipe: str, published: Sequence[str]) -> None:
-    """Measure, keep, show."""
+def compare(recipe: str, published: Sequence[str]) -> int:
+    """Measure, and keep the result."""
     with tempfile.TemporaryDirectory() as home:
         result = measure(recipe, Path(home))
     medians = {name: statistics.median(values) for name, values in result["seconds"].items()}
     result["ratio_seconds_median"] = medians["plain"] / medians["aware"]
     held = result["state_bytes"]
     result["ratio_state_bytes"] = held["plain"] / held["aware"]
-    result["published"] = {}
-    table = Table("", "state, plain over aware", "optimizer time, plain over aware")
-    ratios = (result["ratio_state_bytes"], result["ratio_seconds_median"])
-    table.add_row("4 ranks here", *(f"{ratio:.2f}" for ratio in ratios))
-    for word in published:
-        name, _, speedup = word.partition("=")
-        state = published_ratio(name)
-        result["published"][name] = {"state": state, "optimizer_speedup": float(speedup)}
-        table.add_row(name, f"{state:.2f} (formula)", f"{speedup} (published)")
-    console().print(table)
-    console().print(
-        f"bytes a rank: {held}, by the formula {result['state_bytes_by_formula']}; weights "
-        f"differ by {result['largest_relative_weight_difference_in_float64']:.1e} in float64"
-    )
+    speedups = dict(word.split("=") for word in published)
+    result["published"] = {
+        name: {"state": published_ratio(name), "optimizer_speedup": float(speedup)}
+        for name, speedup in speedups.items()
+    }
     result |= circumstances(
         peer="the same optimizer with the dense state repeated on expert ranks; Optimus's "
         "published times",
@@ -219,7 +230,7 @@ def compare(recipe: str, published: Sequence[str]) -> None:
         },
         packages=("torch", "lightning"),
     )
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    return keep_result("expert_optimizer", result, ratios_of(result))
 
 
 if __name__ == "__main__":

@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
-from benchmarks.paired import paired_ratio, told
+from benchmarks.kept import circumstances
+from benchmarks.ratios import Ratio, interval, keep_result, paired_ratio
 from benchmarks.training.whole_run import own_words, steps_of
 from command.arguments import ROOT
-from components.terminal import console
 
-RESULT = RESULTS / "expert_ways.json"
 ROUNDS, STEPS, WARM_STEPS = 6, 7, 2
 PLAIN = "loop, plain"
 WAYS = {
@@ -71,8 +69,20 @@ def in_turns(words: list[str], home: Path) -> dict[str, Any]:
     }
 
 
+def ratios_of(ways: dict[str, Any]) -> list[Ratio]:
+    """Take the rate and the memory of each way."""
+    return [
+        ratio
+        for way, one in ways.items()
+        for ratio in (
+            Ratio(f"{way}, speed", PLAIN, **interval(one["speed_up"])),
+            Ratio(f"{way}, memory", PLAIN, one["memory"]),
+        )
+    ]
+
+
 def main(words: list[str]) -> int:
-    """Measure, keep the result and print it."""
+    """Measure, and keep the result."""
     with tempfile.TemporaryDirectory() as place:
         found: dict[str, Any] = {"ways": in_turns(words, Path(place))}
     found |= circumstances(
@@ -82,12 +92,7 @@ def main(words: list[str]) -> int:
         shape={"recipe": words, "words": SHAPE, "rounds": ROUNDS, "steps": STEPS},
         packages=("torch", "lightning"),
     )
-    RESULT.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    out = console()
-    for way, one in found["ways"].items():
-        rate = told(one["speed_up"])
-        out.print(f"{way}: {rate} of the rate of {PLAIN}, {one['memory']:.2f} of its memory")
-    return 0
+    return keep_result("expert_ways", found, ratios_of(found["ways"]))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Each measurement is one forward and backward pass in a process of its own, so th
 finds memory that the other left; the two take turns, and the medians are compared. Memory is
 the highest resident size, less what the process held before the pass.
 
-    python -m benchmarks.training.loss [DIM]
+    python -m benchmarks.training.loss [DIM ...]
 """
 
 import json
@@ -13,20 +13,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
+from benchmarks.kept import circumstances
 from benchmarks.machine import resident_bytes
-from benchmarks.speed.wanted import MOST_LOSS_MEMORY, MOST_LOSS_TIME
+from benchmarks.ratios import Ratio, keep_result
 from components.child_process import python_environment
 from components.model.loss import penalized_cross_entropy
 
-RESULT = RESULTS / "loss.json"
-TOKENS, ROWS, DIM = 4_096, 250_880, 256
+# Ours by logits of all tokens: seconds, and bytes at the peak.
+TARGETS = {"seconds": 1.1, "peak_bytes": 0.25}
+TOKENS, ROWS, DIMS = 4_096, 250_880, (256, 1_024)
 THREADS, ROUNDS = 2, 3
 WAYS = ("ours", "plain")
 
@@ -84,49 +86,50 @@ def ratios(ours: Mapping[str, float], plain: Mapping[str, float]) -> Measurement
     return {name: ours[name] / plain[name] for name in plain}
 
 
-def summarize(dim: int, measured: dict[str, list[Measurement]]) -> dict[str, object]:
-    """Turn the measurement into what is kept as data."""
-    middle = {way: medians(rounds) for way, rounds in measured.items()}
-    return {
-        **circumstances(
-            peer="torch's cross_entropy of logits of all tokens",
-            convention="head and loss, forward and backward, float32, one pass a process, ways "
-            "in turn; medians; peak_bytes is resident memory above that before the pass, both "
-            "gradients included; ratio is ours by plain",
-            shape={"tokens": TOKENS, "rows": ROWS, "dim": dim, "threads": THREADS},
-            packages=("torch",),
-        ),
-        "ratio": ratios(middle["ours"], middle["plain"]),
-        "most_allowed": {"peak_bytes": MOST_LOSS_MEMORY, "seconds": MOST_LOSS_TIME},
-        "median": middle,
-        "rounds": measured,
-    }
+def ratios_of(dim: int, ratio: Mapping[str, float]) -> list[Ratio]:
+    """Take the ratios that have targets."""
+    return [
+        Ratio(
+            f"dim {dim:,}, {quantity.replace('_', ' ')}",
+            "logits of all tokens",
+            ratio[quantity],
+            at_most=most,
+        )
+        for quantity, most in TARGETS.items()
+    ]
 
 
-def main(words: Sequence[str]) -> None:
-    """Measure, keep, show; with a way behind the width, take one measurement of it here."""
-    dim = int(words[0]) if words else DIM
-    if words[1:]:
-        print(json.dumps(measure_here(words[1], dim)))
-    else:
-        compare(dim)
-
-
-def compare(dim: int) -> None:
-    """Measure both ways in turns, keep, show."""
+def compare(dim: int) -> dict[str, Any]:
+    """Measure both ways in turns."""
     measured: dict[str, list[Measurement]] = {way: [] for way in WAYS}
     for index in range(ROUNDS):
         for way in sorted(WAYS, reverse=bool(index % 2)):
             measured[way].append(measure_apart(way, dim))
-    summary = summarize(dim, measured)
-    kept = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    RESULT.write_text(json.dumps({**kept, f"dim_{dim}": summary}, indent=2) + "\n")
-    for way, rounds in measured.items():
-        one = medians(rounds)
-        print(f"{way:5}  {one['peak_bytes'] / 2**30:6.2f} GiB  {one['seconds']:7.2f} s")
-    ratio = ratios(medians(measured["ours"]), medians(measured["plain"]))
-    print(f"ratio  {ratio['peak_bytes']:6.3f} memory, {ratio['seconds']:.3f} time")
+    middle = {way: medians(rounds) for way, rounds in measured.items()}
+    ratio = ratios(middle["ours"], middle["plain"])
+    return {"ratio": ratio, "median": middle, "rounds": measured}
+
+
+def main(words: Sequence[str]) -> int:
+    """Compare at each width; with a way behind the width, take one measurement of it here."""
+    if words[1:] and words[1] in WAYS:
+        print(json.dumps(measure_here(words[1], int(words[0]))))
+        return 0
+    dims, status = [*map(int, words)] or DIMS, 0
+    said = circumstances(
+        peer="torch's cross_entropy of logits of all tokens",
+        convention="head and loss, forward and backward, float32, one pass a process, ways "
+        "in turn; medians; peak_bytes is resident memory above that before the pass, both "
+        "gradients included; ratio is ours by plain",
+        shape={"tokens": TOKENS, "rows": ROWS, "threads": THREADS},
+        packages=("torch",),
+    )
+    for dim in dims:
+        result = compare(dim)
+        tree = said | {f"dim_{dim}": result | said}
+        status |= keep_result("loss", tree, ratios_of(dim, result["ratio"]))
+    return status
 
 
 if __name__ == "__main__":
-    enter(main, most=2)
+    enter(main)

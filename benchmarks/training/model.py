@@ -12,20 +12,20 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
+from benchmarks.kept import circumstances
 from benchmarks.machine import apart, peak_added_bytes
+from benchmarks.ratios import Ratio, keep_result
 from benchmarks.recipes import published_recipes
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
@@ -35,9 +35,7 @@ from components.convert.family import choose_family
 from components.convert.folder import CONFIG, make_config, their_tensors
 from components.convert.hf_shards import MAX_SHARD_BYTES, write_shards
 from components.engine.parallelize import draw_weights
-from components.terminal import console
 
-RESULT = RESULTS / "model.json"
 THREADS, ROUNDS, WARMUP_ROUNDS, SEQUENCES, LENGTH = 2, 11, 2, 8, 256
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
 
@@ -126,39 +124,44 @@ def measure(calls: dict[str, Pass]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure every family, print the table, keep the result."""
+def ratios_of(families: Mapping[str, Any]) -> list[Ratio]:
+    """Divide their time and memory by ours."""
+    ratios = []
+    for architecture, result in families.items():
+        peaks = result["peak_bytes"]
+        for name, value in (
+            ("speed", result["ratio_median"]),
+            ("memory", peaks["transformers"] / peaks["ours"]),
+        ):
+            case = f"{architecture}, miniature of {result['recipe']}, {name}"
+            ratios.append(Ratio(case, "transformers", value, at_least=1.0))
+    return ratios
+
+
+def main() -> int:
+    """Measure every family, and keep the result."""
     torch.set_num_threads(THREADS)
-    table = Table("class", "miniature of", "ours tokens/s", "theirs", "ratio", "fastest", "MB")
-    results = {}
+    families = {}
     with tempfile.TemporaryDirectory() as home:
         for architecture, recipe in one_of_each_family().items():
             ours, theirs = both_models(recipe, Path(home) / architecture)
             result = measure(passes(ours, theirs, recipe.shape.vocab_size, length=LENGTH))
             peaks = {side: apart(peak_bytes, architecture, side) for side in SIDES}
-            results[architecture] = result | {"recipe": recipe.name, "peak_bytes": peaks}
-            speeds = [f"{speed:,.0f}" for speed in result["tokens_per_second"].values()]
-            ratios = [f"{result[key]:.2f}" for key in ("ratio_median", "ratio_fastest")]
-            memory = " / ".join(f"{peak / 1e6:,.0f}" for peak in peaks.values())
-            table.add_row(architecture, recipe.name, *speeds, *ratios, memory)
-    console().print(table)
-    kept = {
-        **circumstances(
-            peer="the class of transformers that loads our export, eager",
-            convention="loss and backward pass, float32, eager, no dropout; ratio is "
-            "transformers' time over ours, medians of interleaved rounds in one process; "
-            "peak_bytes is what a pass adds in a new one",
-            shape={
-                "sequences": SEQUENCES,
-                "sequence_length": LENGTH,
-                "rounds": ROUNDS,
-                "threads": THREADS,
-            },
-            packages=("torch", "transformers"),
-        ),
-        "families": results,
-    }
-    RESULT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+            families[architecture] = result | {"recipe": recipe.name, "peak_bytes": peaks}
+    said = circumstances(
+        peer="the class of transformers that loads our export, eager",
+        convention="loss and backward pass, float32, eager, no dropout; ratio is "
+        "transformers' time over ours, medians of interleaved rounds in one process; "
+        "peak_bytes is what a pass adds in a new one",
+        shape={
+            "sequences": SEQUENCES,
+            "sequence_length": LENGTH,
+            "rounds": ROUNDS,
+            "threads": THREADS,
+        },
+        packages=("torch", "transformers"),
+    )
+    return keep_result("model", said | {"families": families}, ratios_of(families))
 
 
 if __name__ == "__main__":

@@ -8,27 +8,24 @@ have the same weights, input and threads, and take turns; ratios are between med
     python -m benchmarks.training.moe
 """
 
-import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 import transformers
-from rich.table import Table
 from torch import Tensor, nn
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
+from benchmarks.kept import circumstances
 from benchmarks.machine import apart, peak_added_bytes
+from benchmarks.ratios import Ratio, keep_result
 from components.config.model_spec.feed_forward import ExpertsSpec
 from components.distributed.compile import compile_layers
 from components.model.moe import Experts
-from components.terminal import console
 
-RESULT = RESULTS / "moe.json"
 THREADS, WARMUP_ROUNDS = 2, 2
 # The short ones are the noisy ones: rounds fall with the tokens.
 ROUNDS = {256: 9, 1_024: 7, 2_048: 9, 4_096: 5}
@@ -160,7 +157,7 @@ def peak_bytes(name: str) -> int:
 
 def summarize(
     tokens: int, wall: Seconds, processor: Seconds, difference: float
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Turn one size's measurement into what is kept as data."""
     medians = {name: statistics.median(values) for name, values in wall.items()}
     fastest = {name: min(values) for name, values in wall.items()}
@@ -192,37 +189,45 @@ def gemm_gigaflops() -> float:
     return 2 * rows * DIM * FFN_DIM / min(seconds) / 1e9
 
 
-def main() -> None:
-    """Measure, keep, show."""
+def ratios_of(sizes: Sequence[Mapping[str, Any]], memory: Mapping[str, int]) -> list[Ratio]:
+    """Divide the time of each other way by that of ours, and what a pass adds to memory."""
+    times = [
+        Ratio(
+            f"{size['tokens']:,} tokens",
+            peer,
+            value,
+            at_least=1.0 if peer.startswith("transformers") else None,
+        )
+        for size in sizes
+        for peer, value in size["ratio_median"].items()
+    ]
+    return times + [
+        Ratio(f"memory of {MOST_TOKENS:,} tokens", peer, peak / memory[OURS])
+        for peer, peak in memory.items()
+        if peer != OURS
+    ]
+
+
+def main() -> int:
+    """Measure, and keep the result."""
     memory = {name: apart(peak_bytes, name) for name in WEIGHED}
     torch.set_num_threads(THREADS)
     blocks = {name: build() for name, build in BLOCKS.items()}
-    table = Table("tokens", *OTHERS, title=f"seconds of each over those of '{OURS}'")
-    sizes = []
-    for tokens in ROUNDS:
-        wall, processor, difference = measure(blocks, tokens)
-        sizes.append(summarize(tokens, wall, processor, difference))
-        ratios = [statistics.median(wall[x]) / statistics.median(wall[OURS]) for x in OTHERS]
-        table.add_row(f"{tokens:,}", *(f"{ratio:.2f}" for ratio in ratios))
-    summary = {
-        **circumstances(
-            peer="transformers' OlmoeSparseMoeBlock, its grouped products and its loop",
-            convention="forward and backward pass of one sparse block with its router, "
-            "float32, eager unless it says compiled; interleaved rounds in one process; a "
-            "ratio is the other's time over ours",
-            shape=SHAPE,
-            packages=("torch", "transformers"),
-        ),
+    sizes = [summarize(tokens, *measure(blocks, tokens)) for tokens in ROUNDS]
+    said = circumstances(
+        peer="transformers' OlmoeSparseMoeBlock, its grouped products and its loop",
+        convention="forward and backward pass of one sparse block with its router, "
+        "float32, eager unless it says compiled; interleaved rounds in one process; a "
+        "ratio is the other's time over ours",
+        shape=SHAPE,
+        packages=("torch", "transformers"),
+    )
+    figures = {
         "sizes": sizes,
         "peak_bytes_added_by_one_pass": memory,
         "gemm_gigaflops": gemm_gigaflops(),
     }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(summary, indent=2) + "\n")
-    table.add_section()
-    table.add_row("MB", *(f"{memory[x] / 1e6:,.0f}" if x in memory else "" for x in OTHERS))
-    console().print(table)
-    console().print(f"peak of '{OURS}': {memory[OURS] / 1e6:,.0f} MB")
+    return keep_result("moe", said | figures, ratios_of(sizes, memory))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ side. A CPU has none, and no other way; there the link's own seconds stand for "
 """
 
 import copy
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,15 +27,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import yaml
-from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, ROOT, circumstances
-from benchmarks.paired import paired_ratio
+from benchmarks.kept import ROOT, circumstances
 from benchmarks.planning.measured import dense_layout
+from benchmarks.ratios import Ratio, interval, keep_result, paired_ratio
 from benchmarks.training.exchanges import scatter_once, sending, unsent
 from benchmarks.training.link import LOOPBACK, linked
 from benchmarks.training.two_ranks import RANKS, Seconds, be_rank, measure_ranks, take_turns
@@ -50,9 +48,9 @@ from components.distributed.mesh import Mesh, build_mesh
 from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
 from components.model.moe import expert_layers, take_rows
-from components.terminal import console
 
-RESULT = RESULTS / "overlap.json"
+# The peer's time by ours; the hidden part of what is exposed without overlap.
+LEAST_OVERLAPPED, LEAST_HIDDEN = 0.95, 0.7
 WARMUP_ROUNDS, ROUNDS = 1, 9
 SEQUENCES, LENGTH, BUCKET_ELEMENTS = 8, 384, 2**17
 # Recipes at full size, and what is smaller of them.
@@ -197,37 +195,32 @@ def row_of(model: str, gigabits: float, seconds: Seconds) -> dict[str, Any]:
     return {"model": model, "gigabits": gigabits, "exchange_seconds": exchange, "sides": sides}
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    """Print what was found."""
-    table = Table(title="one step of two ranks, ms; what is hidden; the peer's time by ours")
-    heads = ("model", "Gbit/s", "side", "ms", "no overlap", "nothing sent", "hidden", "peer")
-    for head in (*heads, "by ours"):
-        table.add_column(head, justify="right")
+def ratios_of(rows: Sequence[dict[str, Any]]) -> list[Ratio]:
+    """Take each stage's ratio to its quicker peer, and the part of the exchange it hides."""
+    ratios = []
     for row in rows:
-        for side, one in row["sides"].items():
-            timed = ("seconds", "seconds_without_overlap", "seconds_unsent")
-            table.add_row(
-                *(row["model"], f"{row['gigabits']:g}", side),
-                *(f"{1_000 * one[name]:.0f}" for name in timed),
-                *(f"{one['hidden']:.0%}", one["peer"], f"{one['ratio']['median']:.2f}"),
-            )
-    console(width=120).print(table)
+        for name, side in row["sides"].items():
+            case = f"{row['model']}, {name.replace('zero', 'ZeRO')}"
+            ratios += [
+                Ratio(case, side["peer"], at_least=LEAST_OVERLAPPED, **interval(side["ratio"])),
+                Ratio(f"{case}, hidden", "no overlap", side["hidden"], at_least=LEAST_HIDDEN),
+            ]
+    return ratios
 
 
-def main(words: Sequence[str]) -> None:
-    """Find each model's link, measure over it, and keep what was found."""
+def main(words: Sequence[str]) -> int:
+    """Find each model's link, measure over it, and keep the result."""
     script = "benchmarks.training.overlap"
     if words:
         rank, folder, *models = words
         task = partial(find, models or [*MODELS], alone=not models)
         be_rank(int(rank), Path(folder), task)
-        return
+        return 0
     rows = []
     for model, alone in measure_ranks(script, LOOPBACK).items():
         gigabits = gigabits_for(model, alone)
         with linked(gigabits) as places:
             rows.append(row_of(model, gigabits, measure_ranks(script, places, model)[model]))
-    show(rows)
     said = circumstances(
         peer="torch's DistributedDataParallel and fully_shard",
         convention="seconds of a step of the slower of two ranks of one thread each, float32, "
@@ -237,7 +230,7 @@ def main(words: Sequence[str]) -> None:
         | {"sequences": SEQUENCES, "length": LENGTH, "ranks": RANKS, "rounds": ROUNDS},
         packages=("torch",),
     )
-    RESULT.write_text(json.dumps(said | {"rows": rows}, indent=1) + "\n", "utf-8")
+    return keep_result("overlap", said | {"rows": rows}, ratios_of(rows))
 
 
 if __name__ == "__main__":

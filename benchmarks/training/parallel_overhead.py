@@ -10,30 +10,26 @@ after the layouts; ratios are between medians of one run.
     python -m benchmarks.training.parallel_overhead recipe=NAME
 """
 
-import json
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from rich.table import Table
-
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
+from benchmarks.kept import circumstances
+from benchmarks.ratios import Ratio, keep_result
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
 from components.parity.prover import draw_data, start_ranks
 from components.run.folder import RunFolder, create_run_folder
-from components.terminal import console
 from components.train.callbacks.hooks import RunCallback
 from components.train.fit import load_module
 from components.train.module import Pretraining
 from components.train.trainer import make_trainer, rank_here
 
-RESULT = RESULTS / "parallel_overhead.json"
 STEPS, WARMUP_STEPS, SEQUENCES, LENGTH = 12, 3, 8, 256
 SIZE = ("scale=mini", "parallelism.microbatch_sequences=1")
 LAYOUTS: dict[str, Sequence[str]] = {
@@ -114,43 +110,42 @@ def measure_all(recipe: str, home: Path) -> dict[str, list[float]]:
     return seconds
 
 
-def main(words: Sequence[str]) -> None:
+def ratios_of(seconds: Mapping[str, Sequence[float]]) -> list[Ratio]:
+    """Divide the seconds of each layout by those of the independent pair."""
+    return [
+        Ratio(f"{name}{which}", "two processes", take(one) / take(alone))
+        for name, one in seconds.items()
+        if name != INDEPENDENT
+        for alone in [seconds[INDEPENDENT]]
+        for which, take in (("", statistics.median), (", fastest steps", min))
+    ]
+
+
+def main(words: Sequence[str]) -> int:
     """Compare, or be one of the ranks of a run folder."""
     if words[0].startswith("recipe="):
-        compare(words[0])
-    else:
-        measure_rank(Path(words[0]))
+        return compare(words[0])
+    measure_rank(Path(words[0]))
+    return 0
 
 
-def compare(recipe: str) -> None:
-    """Measure, keep, show."""
+def compare(recipe: str) -> int:
+    """Measure, and keep the result."""
     with tempfile.TemporaryDirectory() as home:
         seconds = measure_all(recipe, Path(home))
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    fastest = {name: min(values) for name, values in seconds.items()}
-    table = Table("layout of 2 ranks", "seconds a step", "ratio", "ratio of the fastest")
-    for name, median in medians.items():
-        ratios = (median / medians[INDEPENDENT], fastest[name] / fastest[INDEPENDENT])
-        table.add_row(name, f"{median:.3f}", *(f"{ratio:.2f}" for ratio in ratios))
-    console().print(table)
-    result = {
-        **circumstances(
-            peer="two independent processes with half of the batch each",
-            convention="seconds a step, wall clock, by two ranks with one thread each; ratio "
-            "is to two independent processes with half the batch each; float32, gloo",
-            shape={
-                "recipe": [recipe, *SIZE],
-                "sequences": SEQUENCES,
-                "sequence_length": LENGTH,
-                "steps": STEPS - WARMUP_STEPS,
-            },
-            packages=("torch", "lightning"),
-        ),
-        "ratio_median": {name: x / medians[INDEPENDENT] for name, x in medians.items()},
-        "ratio_fastest": {name: x / fastest[INDEPENDENT] for name, x in fastest.items()},
-        "seconds": seconds,
-    }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    said = circumstances(
+        peer="two independent processes with half of the batch each",
+        convention="seconds a step, wall clock, by two ranks with one thread each; ratio "
+        "is to two independent processes with half the batch each; float32, gloo",
+        shape={
+            "recipe": [recipe, *SIZE],
+            "sequences": SEQUENCES,
+            "sequence_length": LENGTH,
+            "steps": STEPS - WARMUP_STEPS,
+        },
+        packages=("torch", "lightning"),
+    )
+    return keep_result("parallel_overhead", said | {"seconds": seconds}, ratios_of(seconds))
 
 
 if __name__ == "__main__":

@@ -19,16 +19,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS
-from benchmarks.paired import paired_ratio
-from benchmarks.speed.wanted import MOST_IDLE
+from benchmarks.ratios import Ratio, interval, paired_ratio
 from benchmarks.training.drawn_run import compare_steps, compose, train_drawn
 from components.run.folder import RunFolder
 from components.train.callbacks.hooks import RunCallback
 from components.train.callbacks.profiler import GraphCount, Profiling
 from components.train.module import Pretraining
 
-RESULT = RESULTS / "profiler.json"
+MOST_IDLE = 1.01
 ROUNDS, WARMUP_STEPS, ALONE = 40, 3, 2_000
 KINDS = ("off", "idle", "profiled")
 WORDS = (
@@ -115,16 +113,36 @@ def measure(words: list[str]) -> dict[str, Any]:
         "idle_fraction_alone": alone / off,
         "idle_ratio": idle,
         "profiled_ratio": profiled,
-        "holds": 1 + alone / off < MOST_IDLE and idle["low"] <= 1.0,
     }
 
 
+def ratios_of(figures: dict[str, Any]) -> list[Ratio]:
+    """Take the ratios of the steps, and what a profile that is not due computes alone."""
+    return [
+        Ratio(
+            "a step next to a profile that is not due",
+            "no profile",
+            at_most=1.0,
+            judged="low",
+            **interval(figures["idle_ratio"]),
+        ),
+        Ratio(
+            "a step and what such a profile computes alone",
+            "no profile",
+            1 + figures["idle_fraction_alone"],
+            at_most=MOST_IDLE,
+        ),
+        Ratio("a profiled step", "no profile", **interval(figures["profiled_ratio"])),
+    ]
+
+
 def main(words: list[str]) -> int:
-    """Measure, keep the result, print it and say whether it holds."""
+    """Measure, and keep the result."""
     return compare_steps(
+        "profiler",
         measure,
+        ratios_of,
         words,
-        RESULT,
         peer="the same steps of a run that asks for no profile",
         alone="a profile that is not due does",
         shape={"recipe": [*WORDS, *words], "rounds": ROUNDS},

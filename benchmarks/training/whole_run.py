@@ -26,20 +26,18 @@ from typing import Any
 import torch
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, circumstances
-from benchmarks.paired import paired_ratio
-from benchmarks.speed.wanted import MOST_FIRST_SECONDS, MOST_LOADING, MOST_OUTSIDE
+from benchmarks.kept import circumstances
+from benchmarks.ratios import Ratio, interval, keep_result, paired_ratio
 from command.arguments import ROOT, read_point
 from command.composition.compose import compose_recipe
 from command.prepared_data import prepare_data
 from components.child_process import python_environment
 from components.engine.mesh_engine import MeshEngine
 from components.run.folder import create_run_folder
-from components.terminal import console
 from components.train.fit import fit
 from components.train.read_ahead import BatchThread
 
-RESULT = RESULTS / "whole_run.json"
+MOST_OUTSIDE, MOST_LOADING, MOST_FIRST_SECONDS = 0.03, 0.02, 12.0
 STEPS, STARTS = 100, 3
 ROUNDS, ROUND_STEPS, WARM_STEPS = 6, 20, 4
 IMPORTS = "import components.train.fit"
@@ -162,18 +160,38 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     return [one for one in map(json.loads, lines) if one["kind"] == "step"]
 
 
+def ratios_of(result: dict[str, Any]) -> list[Ratio]:
+    """Set the start and the parts of the run's time against limits, compiled against eager."""
+    first = statistics.median(result["first_step_seconds"])
+    parts = {
+        "time outside steps": (result["outside_fraction"], MOST_OUTSIDE),
+        "time of reading batches": (result["loading_fraction"], MOST_LOADING),
+    }
+    return [
+        Ratio(
+            "start until the first step, median",
+            "a limit",
+            first,
+            at_most=MOST_FIRST_SECONDS,
+            unit="s",
+        ),
+        *(
+            Ratio(case, "the run's time", 100 * x, at_most=100 * most, unit="%")
+            for case, (x, most) in parts.items()
+        ),
+        Ratio(
+            "compiled layers, tokens/s", "eager layers", **interval(result["compiled_by_eager"])
+        ),
+    ]
+
+
 def main(words: list[str]) -> int:
-    """Measure, keep the result, print it and say whether it holds."""
+    """Measure, and keep the result."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
         found = {**steady(words, home), **to_the_first_step(words, home)}
         found |= compiled_beside_eager(words, home)
-    found["holds"] = (
-        found["outside_fraction"] < MOST_OUTSIDE
-        and found["loading_fraction"] < MOST_LOADING
-        and statistics.median(found["first_step_seconds"]) < MOST_FIRST_SECONDS
-    )
     found |= circumstances(
         peer="our limits; of compiled layers, the same run without the compiler",
         convention="wall clock; outside is the time between the engine's steps; starts one "
@@ -190,9 +208,7 @@ def main(words: list[str]) -> int:
         },
         packages=("torch", "lightning"),
     )
-    RESULT.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    console().print_json(data=found)
-    return 0 if found["holds"] else 1
+    return keep_result("whole_run", found, ratios_of(found))
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def test_help_is_the_docstring_and_measures_nothing(
             [],
             "0 words are not what it takes\n\nHow long until the first batch",
         ),
-        ("speed/page", ["x"], "1 words are not what it takes\n\nWrite docs/speed.md"),
+        ("speed", ["x"], "1 words are not what it takes\n\nWrite the tables of docs/speed.md"),
     ],
 )
 def test_wrong_words_are_told_in_one_message(

@@ -1,1 +1,0 @@
-"""What the speed page claims, from what is kept to docs/speed.md."""
