@@ -37,11 +37,15 @@ def stamp(recipe: Recipe, *groups: KeyGroup, packages: Sequence[str] = ()) -> Ro
 
 
 def circumstances(
-    *, peer: str, convention: str, shape: Mapping[str, object], packages: Sequence[str]
+    *,
+    peer: str,
+    convention: str,
+    shape: Mapping[str, object],
+    packages: Sequence[str] = PACKAGES,
 ) -> Row:
     """Say of a benchmark's result beside whom, how and of what it was measured, where and when.
 
-    ``packages`` name what computed, ours and the peer's; `docs/speed.md` shows all of it.
+    ``packages`` name what computed, ours and the peer's.
     """
     said = {"peer": peer, "convention": convention, "shape": dict(shape)}
     return said | here_and_now(packages)
@@ -68,6 +72,13 @@ def read_rows(file: Path) -> list[Row]:
         return []
     rows: list[Row] = json.loads(file.read_text("utf-8"))["rows"]
     return rows
+
+
+def keep_recipes(file: Path, said: Row, rows: Sequence[Row]) -> None:
+    """Put rows of recipes next to those that are stored of other recipes."""
+    named = {row["recipe"]: row for row in [*read_rows(file), *rows]}
+    tree = said | {"rows": list(named.values())}
+    file.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
 
 
 def keep_rows(

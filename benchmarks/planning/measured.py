@@ -151,7 +151,7 @@ def _job(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> Tra
         zero=int(cells["zero_stage"]),
         microbatch_sequences=counts["micro_batch"],
     )
-    return TrainingJob(
+    return mixed_precision_job(
         shape=shape,
         layout=layout,
         devices_per_node=DEVICES_PER_NODE,
@@ -160,19 +160,26 @@ def _job(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> Tra
         sequence_length=counts["sequence_length"],
         microbatches=counts["grad_accumulation"],
         compute="bfloat16",
-        weight_bytes=2,
         gradient_bytes=2 if counts["dp"] > 1 else 0,
+        reduce_bytes=4,
+        fused_attention=True,
+    )
+
+
+def mixed_precision_job(**values: Any) -> TrainingJob:
+    """Describe a job with weights in 2 bytes, and sums, masters and moments in float32."""
+    return TrainingJob(
+        weight_bytes=2,
         accumulate_bytes=4,
         shard_gradient_bytes=0,
         master_bytes=4,
         moment_bytes=8,
         cast_bytes=0,
-        reduce_bytes=4,
         gather_bytes=2,
         saved_bytes=14,
         dropout=False,
-        fused_attention=True,
         attention_passes=1,
+        **values,
     )
 
 

@@ -9,7 +9,6 @@ the others, or of all where a file has no others. Nothing is fitted here.
 
 import argparse
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -38,21 +37,16 @@ FILTER = "runs that ended; without pipelines of the older code, which the campai
 Predictor = Callable[[MeasuredLayout], float]
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> None:
     """Print one JSON object."""
     parser = argparse.ArgumentParser(prog="planner_accuracy")
     parser.add_argument("--measured", type=Path, default=TABLE)
     file = parser.parse_args(words).measured
-    try:
-        rows = read_rows(file)
-        if not rows:
-            problem = "no row ended in Success or OOM"
-            raise RecipeError(str(file), problem, "measure one layout at least")
-    except RecipeError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    rows = read_rows(file)
+    if not rows:
+        problem = "no row ended in Success or OOM"
+        raise RecipeError(str(file), problem, "measure one layout at least")
     print(json.dumps(accuracy(rows), indent=1))
-    return 0
 
 
 def read_campaign() -> tuple[Hardware, SoftwareModel, list[int]]:

@@ -13,7 +13,7 @@ import yaml
 
 from benchmarks.entry import enter
 from benchmarks.kept import ROOT
-from benchmarks.planning.measured import dense_layout
+from benchmarks.planning.measured import dense_layout, mixed_precision_job
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.model_spec.attention import AttentionSpec
@@ -182,7 +182,7 @@ def _job(
         positions=PositionsSpec(),
         initialization=NormalSpec(std=0.02, residual="scaled", padding_row=None),
     )
-    return TrainingJob(
+    return mixed_precision_job(
         shape=shape,
         layout=dense_layout(
             data=item["data"],
@@ -199,19 +199,9 @@ def _job(
         sequence_length=SEQUENCE_LENGTH,
         microbatches=item["microbatches"],
         compute=item["compute"],
-        weight_bytes=2,
         gradient_bytes=2,
-        accumulate_bytes=4,
-        shard_gradient_bytes=0,
-        master_bytes=4,
-        moment_bytes=8,
-        cast_bytes=0,
         reduce_bytes=2,
-        gather_bytes=2,
-        saved_bytes=14,
-        dropout=False,
         fused_attention=fused,
-        attention_passes=1,
     )
 
 

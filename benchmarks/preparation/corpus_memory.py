@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.entry import enter
 from benchmarks.kept import ROOT, circumstances
 from benchmarks.machine import resident_bytes
-from benchmarks.preparation.real_text import NoPackagesError, real_text
+from benchmarks.preparation.real_text import real_text
 from benchmarks.ratios import Ratio, keep_result
 
 SIZES = (200, 1_000, 4_000)
@@ -50,11 +50,7 @@ def main(words: Sequence[str]) -> int:
     """Measure, keep, show."""
     recipe, folder, sizes = words[0], Path(words[1]), [*map(int, words[2:])] or SIZES
     os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        files = real_text(folder)
-    except NoPackagesError as error:
-        print(f"no real text: {error}", file=sys.stderr)
-        return 1
+    files = real_text(folder)
     settings = [recipe, *SETTINGS]
     corpora = []
     for megabytes in sizes:

@@ -26,6 +26,7 @@ import torch
 from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.machine import apart, peak_added_bytes
+from benchmarks.preparation.megatron_files import there
 from benchmarks.ratios import Ratio, keep_result
 from components.child_process import python_environment
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
@@ -132,23 +133,17 @@ def open_theirs(python: str, documents: int) -> dict[str, float]:
         subprocess.run(
             [sys.executable, "-c", WRITE, prefix, *sizes], env=python_environment(), check=True
         )
-        task = {
-            "prefix": prefix,
-            "cache": str(Path(home) / "cache"),
-            "documents": documents,
-            "document_tokens": DOCUMENT_TOKENS,
-            "length": LENGTH,
-            "samples": SAMPLES,
-        }
-        run = subprocess.run(
-            [python, "-c", THERE],
-            env=python_environment(),
-            input=json.dumps(task),
-            text=True,
-            check=True,
-            stdout=subprocess.PIPE,
+        printed = there(
+            python,
+            THERE,
+            prefix=prefix,
+            cache=str(Path(home) / "cache"),
+            documents=documents,
+            document_tokens=DOCUMENT_TOKENS,
+            length=LENGTH,
+            samples=SAMPLES,
         )
-    found: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
+    found: dict[str, float] = json.loads(printed.splitlines()[-1])
     return found
 
 

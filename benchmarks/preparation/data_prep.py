@@ -27,7 +27,7 @@ from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.preparation import data_prep_ours as ours
 from benchmarks.preparation.planted import plant, write_texts
-from benchmarks.preparation.real_text import NoPackagesError, real_text
+from benchmarks.preparation.real_text import real_text
 from benchmarks.ratios import Ratio, keep_result
 from components.child_process import python_environment
 from components.convert.tokenizer import convert_sentencepiece
@@ -64,12 +64,7 @@ def main(words: Sequence[str]) -> int:
     """Measure, keep, show."""
     folder, parts = Path(words[0]), words[3:]
     megabytes, rounds = [*map(int, words[1:3]), *(200, 3)[len(words) - 1 :]]
-    try:
-        files = real_text(folder)
-    except NoPackagesError as error:
-        print(f"no real text: {error}", file=sys.stderr)
-        return 1
-    texts = _take(files, megabytes * 1_000_000)
+    texts = _take(real_text(folder), megabytes * 1_000_000)
     told = circumstances(
         peer="datatrove's DocumentTokenizer and MinHash, tokenizers alone, the bare engine",
         convention=CONVENTION,

@@ -51,9 +51,9 @@ else:
 Documents = list[list[list[int]]]
 
 
-def there(python: str, **task: object) -> str:
-    """Do one task with megatron-core."""
-    command = [python, "-c", THERE]
+def there(python: str, program: str = THERE, **task: object) -> str:
+    """Do one task with megatron-core, and return what the program prints."""
+    command = [python, "-c", program]
     run = subprocess.run(
         command,
         env=python_environment(),

@@ -11,12 +11,12 @@ import html
 import json
 import re
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.entry import enter
+from components.errors import RecipeError
 
 HELP = (
     "ca cs da de el en-us es et eu fi fr gl hi hu id it ja ko nl pl pt pt-br ru sl sv tr vi "
@@ -40,27 +40,18 @@ ROFF_MACRO = re.compile(r"^[.'][ \t]*\w*[ \t]*", re.MULTILINE)
 ROFF_FONT = re.compile(r"\\f(\[\w*\]|\(\w\w|\w)|\\[,/&|^]|\\s[+-]?\d")
 
 
-class NoPackagesError(Exception):
-    """Say in one line why the text cannot be had."""
-
-
-def main(folder: Path) -> int:
+def main(folder: Path) -> None:
     """Make ``FOLDER/text/*.jsonl``, or leave it if it is there."""
-    try:
-        files = real_text(folder)
-    except NoPackagesError as error:
-        print(f"no real text: {error}", file=sys.stderr)
-        return 1
+    files = real_text(folder)
     total_bytes = sum(file.stat().st_size for file in files)
     print(f"{total_bytes / 1e6:.0f} MB in {len(files)} files of {folder / 'text'}")
-    return 0
 
 
 def real_text(folder: Path) -> list[Path]:
     """Give the files of the text, made on the first call; the order is always the same.
 
     Raises:
-        NoPackagesError: this is no Debian, or its archive cannot be reached.
+        RecipeError: this is no Debian, or its archive cannot be reached.
     """
     texts = folder / "text"
     if not texts.exists():
@@ -106,10 +97,11 @@ def _run(command: list[str], folder: Path) -> None:
             command, cwd=folder, capture_output=True, text=True, check=False
         )
     except FileNotFoundError as error:
-        raise NoPackagesError(f"{command[0]} is not installed") from error
+        raise RecipeError(command[0], "is not installed", "make the text on Debian") from error
     if result.returncode:
         last = result.stderr.strip().splitlines()[-1:]
-        raise NoPackagesError(f"{' '.join(command[:3])}: {' '.join(last)}")
+        fix = "check the packages and the network"
+        raise RecipeError(" ".join(command[:3]), " ".join(last) or "failed", fix)
 
 
 def _plain_html(page: str) -> str:

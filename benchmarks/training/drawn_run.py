@@ -13,7 +13,7 @@ from benchmarks.ratios import Ratio, keep_result
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
-from components.parity.prover import draw_data
+from components.parity.prover import draw_data, start_ranks
 from components.run.folder import RunFolder, create_run_folder
 from components.train.callbacks.hooks import RunCallback
 from components.train.fit import load_module
@@ -44,6 +44,15 @@ def train_drawn(
     return callback, module
 
 
+def start_drawn(recipe: Recipe, home: Path, module: str) -> RunFolder:
+    """Start a rank of ``python -m module RUN`` for each of a recipe's, on drawn tokens."""
+    draw_data(recipe, home / "data")
+    run = create_run_folder(recipe, home / "run")
+    run.write_json("data.json", {"folder": str(home / "data")})
+    start_ranks(["-m", module, str(run.path)], recipe.cluster.ranks, home / "ranks.log")
+    return run
+
+
 def compare_steps(
     name: str,
     measure: Callable[[list[str]], dict[str, Any]],
@@ -66,6 +75,5 @@ def compare_steps(
         "turns; medians of paired ratios with their 95 % intervals; alone is what "
         f"{alone} without a step",
         shape={**shape, "threads": torch.get_num_threads()},
-        packages=("torch", "lightning"),
     )
     return keep_result(name, said | figures, ratios_of(figures))

@@ -24,18 +24,19 @@ from safetensors.torch import load_file, save_file
 from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.ratios import Ratio, keep_result
+from benchmarks.training.drawn_run import start_drawn
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
 from components.engine.mesh_engine import MeshEngine
-from components.parity.prover import draw_data, start_ranks
-from components.run.folder import RunFolder, create_run_folder
+from components.run.folder import RunFolder
 from components.train.callbacks.hooks import RunCallback
 from components.train.fit import load_module
 from components.train.module import Pretraining
 from components.train.trainer import make_trainer, rank_here
 
+MODULE = "benchmarks.training.expert_optimizer"
 STEPS, WARMUP_STEPS, ROUNDS = 10, 3, 3
 STATE_BYTES = 8  # a number has two moments in float32
 EXACT = tuple(f"precision.{key}=float64" for key in ("compute", "accumulate", "reduce"))
@@ -128,16 +129,6 @@ class Keeper(RunCallback):
                 save_file(weights, self._folder / "weights.safetensors")
 
 
-def start(recipe: Recipe, home: Path) -> RunFolder:
-    """Run the ranks of one side."""
-    draw_data(recipe, home / "data")
-    run = create_run_folder(recipe, home / "run")
-    run.write_json("data.json", {"folder": str(home / "data")})
-    program = ["-m", "benchmarks.training.expert_optimizer", str(run.path)]
-    start_ranks(program, recipe.cluster.ranks, home / "ranks.log")
-    return run
-
-
 def largest_difference(sides: Sequence[RunFolder]) -> float:
     """Compare weights after the last step, relative to each weight's largest value."""
     one, other = (load_file(side.path / "weights.safetensors") for side in sides)
@@ -152,12 +143,12 @@ def measure(recipe: str, home: Path) -> dict[str, Any]:
     held: dict[str, int] = {}
     for turn in range(ROUNDS):
         for name in seconds:
-            run = start(compose(recipe, SIDES[name]), home / f"{name}-{turn}")
+            run = start_drawn(compose(recipe, SIDES[name]), home / f"{name}-{turn}", MODULE)
             seen = run.read_json("seen.json")
             seconds[name] += seen["seconds"]
             held[name] = seen["state_bytes"]
     exact = [
-        start(compose(recipe, side, *EXACT), home / f"exact-{name}")
+        start_drawn(compose(recipe, side, *EXACT), home / f"exact-{name}", MODULE)
         for name, side in SIDES.items()
     ]
     counts = compose(recipe).derived.parameters
@@ -228,7 +219,6 @@ def compare(recipe: str, published: Sequence[str]) -> int:
             "steps": STEPS - WARMUP_STEPS,
             "rounds": ROUNDS,
         },
-        packages=("torch", "lightning"),
     )
     return keep_result("expert_optimizer", result, ratios_of(result))
 

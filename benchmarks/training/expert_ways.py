@@ -11,8 +11,6 @@ has the same four ways (https://arxiv.org/abs/2604.00785, table 3); its loop is 
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,7 @@ from typing import Any
 from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.ratios import Ratio, interval, keep_result, paired_ratio
-from benchmarks.training.whole_run import own_words, steps_of
-from command.arguments import ROOT
+from benchmarks.training.whole_run import own_words, train_by_command
 
 ROUNDS, STEPS, WARM_STEPS = 6, 7, 2
 PLAIN = "loop, plain"
@@ -38,9 +35,8 @@ SHAPE = (
 
 def train(words: list[str], run: Path) -> tuple[float, float]:
     """Train by the command; return tokens a second of the median step and the peak in bytes."""
-    command = [sys.executable, "run.py", *words, f"run={run}"]
-    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
-    rates = [one["tokens_per_second"] for one in steps_of(run)[WARM_STEPS:]]
+    _, steps = train_by_command(words, run)
+    rates = [one["tokens_per_second"] for one in steps[WARM_STEPS:]]
     results = json.loads((run / "results.json").read_text("utf-8"))
     return statistics.median(rates), float(results["peak_memory_bytes"])
 
@@ -90,7 +86,6 @@ def main(words: list[str]) -> int:
         convention="tokens a second of a run's median step, runs of the command in turns, "
         "ratios pair by pair; memory is resident, the interpreter's too",
         shape={"recipe": words, "words": SHAPE, "rounds": ROUNDS, "steps": STEPS},
-        packages=("torch", "lightning"),
     )
     return keep_result("expert_ways", found, ratios_of(found["ways"]))
 

@@ -7,10 +7,7 @@ the highest resident size, less what the process held before the pass.
     python -m benchmarks.training.loss [DIM ...]
 """
 
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,9 +18,8 @@ from torch import Tensor
 
 from benchmarks.entry import enter
 from benchmarks.kept import circumstances
-from benchmarks.machine import resident_bytes
+from benchmarks.machine import apart, resident_bytes
 from benchmarks.ratios import Ratio, keep_result
-from components.child_process import python_environment
 from components.model.loss import penalized_cross_entropy
 
 # Ours by logits of all tokens: seconds, and bytes at the peak.
@@ -42,8 +38,8 @@ def loss_of(way: str, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor
     return F.cross_entropy(F.linear(hidden, weight), targets)
 
 
-def measure_here(way: str, dim: int) -> Measurement:
-    """Take one forward and backward pass in this process."""
+def measure(way: str, dim: int) -> Measurement:
+    """Take one forward and backward pass; the process must be new."""
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     hidden = torch.empty(TOKENS, dim).normal_().requires_grad_()
@@ -66,24 +62,9 @@ def measure_here(way: str, dim: int) -> Measurement:
     }
 
 
-def measure_apart(way: str, dim: int) -> Measurement:
-    """Take one pass in a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.training.loss", str(dim), way]
-    result = subprocess.run(
-        command, env=python_environment(), capture_output=True, text=True, check=True
-    )
-    measurement: Measurement = json.loads(result.stdout)
-    return measurement
-
-
 def medians(rounds: list[Measurement]) -> Measurement:
     """Take the median of each quantity over the rounds of one way."""
     return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
-
-
-def ratios(ours: Mapping[str, float], plain: Mapping[str, float]) -> Measurement:
-    """Divide our figures by the plain way's."""
-    return {name: ours[name] / plain[name] for name in plain}
 
 
 def ratios_of(dim: int, ratio: Mapping[str, float]) -> list[Ratio]:
@@ -104,17 +85,14 @@ def compare(dim: int) -> dict[str, Any]:
     measured: dict[str, list[Measurement]] = {way: [] for way in WAYS}
     for index in range(ROUNDS):
         for way in sorted(WAYS, reverse=bool(index % 2)):
-            measured[way].append(measure_apart(way, dim))
+            measured[way].append(apart(measure, way, dim))
     middle = {way: medians(rounds) for way, rounds in measured.items()}
-    ratio = ratios(middle["ours"], middle["plain"])
+    ratio = {name: middle["ours"][name] / plain for name, plain in middle["plain"].items()}
     return {"ratio": ratio, "median": middle, "rounds": measured}
 
 
 def main(words: Sequence[str]) -> int:
-    """Compare at each width; with a way behind the width, take one measurement of it here."""
-    if words[1:] and words[1] in WAYS:
-        print(json.dumps(measure_here(words[1], int(words[0]))))
-        return 0
+    """Compare at each width, and keep the result."""
     dims, status = [*map(int, words)] or DIMS, 0
     said = circumstances(
         peer="torch's cross_entropy of logits of all tokens",

@@ -22,7 +22,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, ROOT, Row, circumstances, read_rows
+from benchmarks.kept import RESULTS, ROOT, Row, circumstances, keep_recipes
 from components.terminal import console
 
 RESULT = RESULTS / "masters.json"
@@ -91,17 +91,9 @@ def row_of(recipe: str) -> Row:
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print what was found."""
-    table = Table(title=f"losses after {STEPS} steps, nats a token; apart: from the same seed")
-    for head in (
-        "recipe",
-        "weights",
-        "seed",
-        f"last {EDGE} steps",
-        "held out",
-        "apart",
-        "spread",
-    ):
-        table.add_column(head, justify="right")
+    heads = ("recipe", "weights", "seed", f"last {EDGE} steps", "held out", "apart", "spread")
+    title = f"losses after {STEPS} steps, nats a token; apart: from the same seed"
+    table = Table(*heads, title=title)
     for row in rows:
         for run in row["runs"]:
             apart = row["apart"].get(run["scheme"])
@@ -116,7 +108,6 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 def keep(rows: Sequence[Row]) -> None:
     """Put what was found beside what is kept of other recipes."""
-    named = {row["recipe"]: row for row in [*read_rows(RESULT), *rows]}
     said = circumstances(
         peer="the same run with weights in float32, from three seeds",
         convention=f"{STEPS} steps of {GLOBAL_BATCH_TOKENS} tokens, products in bfloat16, sums "
@@ -124,10 +115,8 @@ def keep(rows: Sequence[Row]) -> None:
         "largest less the smallest held-out loss of seeds; apart: of a scheme less that of "
         "float32 weights from the same seed",
         shape={"steps": STEPS, "tokens": GLOBAL_BATCH_TOKENS, "smaller": list(SIZES)},
-        packages=("torch", "lightning"),
     )
-    tree = said | {"rows": list(named.values())}
-    RESULT.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+    keep_recipes(RESULT, said, rows)
 
 
 def main(words: Sequence[str]) -> int:

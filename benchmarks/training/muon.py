@@ -7,7 +7,6 @@ sequences: on a few hundred tokens a step the gradient's noise hides what an opt
     python -m benchmarks.training.muon RECIPE [RECIPE ...]
 """
 
-import json
 import statistics
 from collections.abc import Sequence
 from functools import cache
@@ -15,7 +14,7 @@ from functools import cache
 from rich.table import Table
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, ROOT, Row, circumstances, read_rows
+from benchmarks.kept import RESULTS, ROOT, Row, circumstances, keep_recipes
 from benchmarks.training.masters import SEEDS, train
 from components.terminal import console
 
@@ -74,7 +73,6 @@ def row_of(recipe: str) -> Row:
 
 def keep(rows: Sequence[Row]) -> None:
     """Put what was found beside what is kept of other recipes."""
-    named = {row["recipe"]: row for row in [*read_rows(RESULT), *rows]}
     batch = SEQUENCE_LENGTH * BATCH_SEQUENCES
     said = circumstances(
         peer="AdamW at its own best rate, on the same tokens from the same seeds",
@@ -83,17 +81,14 @@ def keep(rows: Sequence[Row]) -> None:
         "token, of each seed in turn at the rate that was best from the first; spread: the "
         "largest less the smallest; muon_wins: seeds of which Muon's loss is lower",
         shape={"steps": STEPS, "tokens": batch, "smaller": list(SIZES), "rates": list(RATES)},
-        packages=("torch", "lightning"),
     )
-    tree = said | {"seeds": list(SEEDS), "rows": list(named.values())}
-    RESULT.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+    keep_recipes(RESULT, said | {"seeds": list(SEEDS)}, rows)
 
 
 def main(words: Sequence[str]) -> int:
     """Train, print the table, keep the result; exit status 1 if AdamW wins from any seed."""
-    table = Table(title=f"held-out loss after {STEPS} steps, nats a token")
-    for head in ("recipe", "optimizer", "rate", "mean", "spread"):
-        table.add_column(head, justify="right")
+    title = f"held-out loss after {STEPS} steps, nats a token"
+    table = Table("recipe", "optimizer", "rate", "mean", "spread", title=title)
     rows = []
     for recipe in words:
         rows.append(row_of(recipe))

@@ -143,7 +143,6 @@ def keep(recipe: str, rows: Sequence[Row]) -> None:
         f"the last {EDGE} steps, nats a token, of each seed in turn, by the exponent of two of "
         "the rate; best: the least mean over seeds; at the base both forms are the same",
         shape={"recipe": recipe, "widths": FACTORS, "words": list(WORDS)},
-        packages=("torch", "lightning"),
     )
     apart = {form: moved(rows, form) for form in FORMS}
     tree = said | {"seeds": list(SEEDS), "moved_factors_of_two": apart, "rows": list(rows)}

@@ -19,12 +19,12 @@ from pathlib import Path
 from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.ratios import Ratio, keep_result
+from benchmarks.training.drawn_run import start_drawn
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
-from components.parity.prover import draw_data, start_ranks
-from components.run.folder import RunFolder, create_run_folder
+from components.run.folder import RunFolder
 from components.train.callbacks.hooks import RunCallback
 from components.train.fit import load_module
 from components.train.module import Pretraining
@@ -78,11 +78,7 @@ def measure_rank(path: Path) -> None:
 
 def start(recipe: Recipe, home: Path) -> list[float]:
     """Run a recipe's ranks and return what steps took."""
-    draw_data(recipe, home / "data")
-    run = create_run_folder(recipe, home / "run")
-    run.write_json("data.json", {"folder": str(home / "data")})
-    program = ["-m", "benchmarks.training.parallel_overhead", str(run.path)]
-    start_ranks(program, recipe.cluster.ranks, home / "ranks.log")
+    run = start_drawn(recipe, home, "benchmarks.training.parallel_overhead")
     seconds: list[float] = run.read_json("seconds.json")["seconds"]
     return seconds
 
@@ -143,7 +139,6 @@ def compare(recipe: str) -> int:
             "sequence_length": LENGTH,
             "steps": STEPS - WARMUP_STEPS,
         },
-        packages=("torch", "lightning"),
     )
     return keep_result("parallel_overhead", said | {"seconds": seconds}, ratios_of(seconds))
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from command.prepared_data import prepare_data
 from components.child_process import python_environment
 from components.engine.mesh_engine import MeshEngine
 from components.run.folder import create_run_folder
+from components.run.history import read_lines
 from components.train.fit import fit
 from components.train.read_ahead import BatchThread
 
@@ -107,18 +108,23 @@ def steady(words: list[str], home: Path) -> dict[str, Any]:
     }
 
 
+def train_by_command(words: Sequence[str], run: Path) -> tuple[float, list[dict[str, Any]]]:
+    """Train by the command; return the moment of its start, and what its steps noted."""
+    began = time.time()
+    command = [sys.executable, "run.py", *words, f"run={run}"]
+    subprocess.run(command, check=True, cwd=ROOT, env=python_environment(), capture_output=True)
+    return began, [one for one in read_lines(run / "metrics.jsonl") if one["kind"] == "step"]
+
+
 def to_the_first_step(words: list[str], home: Path) -> dict[str, Any]:
     """Start the command some times, on data that are prepared already."""
-    environment = python_environment()
     firsts, imports = [], []
     for number in range(STARTS):
-        run = home / f"start-{number}"
-        command = [sys.executable, "run.py", *own_words(words, 2, home), f"run={run}"]
+        began, steps = train_by_command(own_words(words, 2, home), home / f"start-{number}")
+        firsts.append(steps[0]["time"] - began)
         began = time.time()
-        subprocess.run(command, check=True, cwd=ROOT, env=environment, capture_output=True)
-        firsts.append(steps_of(run)[0]["time"] - began)
-        began = time.time()
-        subprocess.run([sys.executable, "-c", IMPORTS], check=True, cwd=ROOT, env=environment)
+        program = [sys.executable, "-c", IMPORTS]
+        subprocess.run(program, check=True, cwd=ROOT, env=python_environment())
         imports.append(time.time() - began)
     return {"first_step_seconds": firsts, "imports_seconds": imports}
 
@@ -135,12 +141,7 @@ def compiled_beside_eager(words: list[str], home: Path) -> dict[str, Any]:
         for kind, kept in rates.items():
             run = home / f"{kind}-{number}"
             own = (*own_words(words, ROUND_STEPS, home), f"parallelism.compile={kind}")
-            began = time.time()
-            command = [sys.executable, "run.py", *own, f"run={run}"]
-            subprocess.run(
-                command, check=True, cwd=ROOT, env=python_environment(), capture_output=True
-            )
-            steps = steps_of(run)
+            began, steps = train_by_command(own, run)
             kept.append(
                 statistics.median(one["tokens_per_second"] for one in steps[WARM_STEPS:])
             )
@@ -152,12 +153,6 @@ def compiled_beside_eager(words: list[str], home: Path) -> dict[str, Any]:
         "compiled_first_step_seconds": firsts,
         "compiler": counted,
     }
-
-
-def steps_of(run: Path) -> list[dict[str, Any]]:
-    """Read what the steps of a run noted."""
-    lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
-    return [one for one in map(json.loads, lines) if one["kind"] == "step"]
 
 
 def ratios_of(result: dict[str, Any]) -> list[Ratio]:
@@ -206,7 +201,6 @@ def main(words: list[str]) -> int:
             "compiled_steps": ROUND_STEPS,
             "threads": torch.get_num_threads(),
         },
-        packages=("torch", "lightning"),
     )
     return keep_result("whole_run", found, ratios_of(found))
 

@@ -20,7 +20,7 @@ from components.errors import RecipeError
 def test_the_released_layouts_are_predicted_as_well_as_the_docs_say(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["--measured", str(TABLE)]) == 0
+    main(["--measured", str(TABLE)])
     seen = json.loads(capsys.readouterr().out)
     ratios = {ratio.case: ratio for ratio in predicted_ratios()}
     assert sum(ratio.has_target for ratio in ratios.values()) == 4
@@ -95,10 +95,9 @@ def test_a_row_of_another_length_names_its_line(tmp_path: Path, cells: str, whic
 def test_a_table_without_a_run_that_says_anything_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--measured", str(changed(tmp_path, "status", "Other"))]) == 2
-    seen = capsys.readouterr()
-    assert "no row ended in Success or OOM\n  measure one layout at least" in seen.err
-    assert seen.out == ""
+    with pytest.raises(RecipeError, match=r"no row ended in Success or OOM\n  measure one"):
+        main(["--measured", str(changed(tmp_path, "status", "Other"))])
+    assert capsys.readouterr().out == ""
 
 
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
@@ -112,11 +111,11 @@ def test_a_run_that_crashed_is_left_out(tmp_path: Path) -> None:
     assert read_rows(changed(tmp_path, "status", "Other")) == []
 
 
-def test_missing_columns_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_columns_are_named(tmp_path: Path) -> None:
     file = tmp_path / "table.csv"
     file.write_text("dp,tp\n1,1\n", "utf-8")
-    assert main(["--measured", str(file)]) == 2
-    assert "the columns pp, grad_accumulation" in capsys.readouterr().err
+    with pytest.raises(RecipeError, match="the columns pp, grad_accumulation"):
+        main(["--measured", str(file)])
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
