@@ -74,10 +74,10 @@ def read_rows(file: Path) -> list[Row]:
     return rows
 
 
-def keep_recipes(file: Path, said: Row, rows: Sequence[Row]) -> None:
+def keep_recipes(file: Path, context: Row, rows: Sequence[Row]) -> None:
     """Put rows of recipes next to those that are stored of other recipes."""
     named = {row["recipe"]: row for row in [*read_rows(file), *rows]}
-    tree = said | {"rows": list(named.values())}
+    tree = context | {"rows": list(named.values())}
     file.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
 
 

@@ -89,14 +89,14 @@ def main(words: Sequence[str]) -> None:
     name = words[0] if words else "ladder"
     runs, largest = ladder_of(name)
     rows = [cover(runs, largest, noise) for noise in NOISE]
-    said = circumstances(
+    context = circumstances(
         peer=f"the planted law; {LEVEL:.0%} is asked for",
         convention="the part of drawn ladders whose interval holds the planted loss; noise: "
         "the standard deviation of ln L of a run; widths: medians, parts of the planted loss",
         shape={"study": name, "runs": len(runs), "draws": DRAWS, "beyond_flops": BEYOND},
         packages=("numpy", "scipy"),
     )
-    RESULT.write_text(json.dumps(said | {"rows": rows}, indent=1) + "\n", "utf-8")
+    RESULT.write_text(json.dumps(context | {"rows": rows}, indent=1) + "\n", "utf-8")
     sys.stdout.write(f"{json.dumps(rows, indent=1)}\n")
 
 

@@ -54,13 +54,13 @@ def ratios_of(seconds: Mapping[int, float]) -> list[Ratio]:
 def main(words: list[str]) -> int:
     """Measure, and keep the result."""
     seconds = {ranks: apart(seconds_to_build, words, ranks) for ranks in WORLDS}
-    said = circumstances(
+    context = circumstances(
         peer="none: our limit",
         convention="wall clock of one rank, one thread, fake process group",
         shape={"recipe": words, "ranks": WORLDS, "threads": 1},
         packages=("torch",),
     )
-    return keep_result("worlds", said | {"seconds": seconds}, ratios_of(seconds))
+    return keep_result("worlds", context | {"seconds": seconds}, ratios_of(seconds))
 
 
 if __name__ == "__main__":

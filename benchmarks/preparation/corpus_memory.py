@@ -59,14 +59,14 @@ def main(words: Sequence[str]) -> int:
             written = _write(files, corpus, megabytes * 1_000_000)
             one = _prepare(corpus, Path(name) / "prepared", settings)
         corpora.append({"megabytes": written / 1e6, **one})
-    said = circumstances(
+    context = circumstances(
         peer="none: smaller corpora",
         convention="highest resident memory of the command and of any one worker, as the "
         "kernel counts it; anonymous is what belongs to no file, sampled",
         shape={"settings": settings, "megabytes": sizes, "sampled_seconds": SAMPLE_SECONDS},
         packages=("datatrove", "rensa", "sentencepiece", "tokenizers"),
     )
-    return keep_result("corpus_memory", said | {"corpora": corpora}, ratios_of(corpora))
+    return keep_result("corpus_memory", context | {"corpora": corpora}, ratios_of(corpora))
 
 
 def ratios_of(corpora: Sequence[dict[str, Any]]) -> list[Ratio]:

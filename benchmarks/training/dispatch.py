@@ -154,7 +154,7 @@ def main(words: Sequence[str]) -> int:
         with link as places:
             found = measure_ranks("benchmarks.training.dispatch", places)
         rows += [row_of(name, dispatch, seconds) for dispatch, seconds in found.items()]
-    said = circumstances(
+    context = circumstances(
         peer="our own dispatch in one part",
         convention="seconds of a mixture forward and backward, of the slower of two ranks with "
         "one thread each, float32, gloo, even load; medians of paired ratios of turns in one "
@@ -171,7 +171,7 @@ def main(words: Sequence[str]) -> int:
         },
         packages=("torch",),
     )
-    return keep_result("dispatch", said | {"rows": rows}, ratios_of(rows))
+    return keep_result("dispatch", context | {"rows": rows}, ratios_of(rows))
 
 
 if __name__ == "__main__":

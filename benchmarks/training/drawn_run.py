@@ -69,11 +69,11 @@ def compare_steps(
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     figures = measure(words)
-    said = circumstances(
+    context = circumstances(
         peer=peer,
         convention="wall clock from a step's batch until its record is kept, one process, in "
         "turns; medians of paired ratios with their 95 % intervals; alone is what "
         f"{alone} without a step",
         shape={**shape, "threads": torch.get_num_threads()},
     )
-    return keep_result(name, said | figures, ratios_of(figures))
+    return keep_result(name, context | figures, ratios_of(figures))

@@ -152,7 +152,7 @@ def main(words: list[str]) -> int:
         "step_seconds": {"own": tenths(own), "other": tenths(other)},
         "load_averages": [load, os.getloadavg()[0]],
     }
-    said = circumstances(
+    context = circumstances(
         peer="the same run beside an evaluation of a run that has ended",
         convention="median seconds of a step, of turns of half a second in one run; processes "
         "on a core each; of the turns the 10th, 50th and 90th percentile",
@@ -166,7 +166,7 @@ def main(words: list[str]) -> int:
         judged="high",
         **interval(paired_ratio(own, other)),
     )
-    return keep_result("evaluation_beside", tree | said, [ratio])
+    return keep_result("evaluation_beside", tree | context, [ratio])
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def compare(dim: int) -> dict[str, Any]:
 def main(words: Sequence[str]) -> int:
     """Compare at each width, and keep the result."""
     dims, status = [*map(int, words)] or DIMS, 0
-    said = circumstances(
+    context = circumstances(
         peer="torch's cross_entropy of logits of all tokens",
         convention="head and loss, forward and backward, float32, one pass a process, ways "
         "in turn; medians; peak_bytes is resident memory above that before the pass, both "
@@ -104,7 +104,7 @@ def main(words: Sequence[str]) -> int:
     )
     for dim in dims:
         result = compare(dim)
-        tree = said | {f"dim_{dim}": result | said}
+        tree = context | {f"dim_{dim}": result | context}
         status |= keep_result("loss", tree, ratios_of(dim, result["ratio"]))
     return status
 

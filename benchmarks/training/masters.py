@@ -108,7 +108,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 def keep(rows: Sequence[Row]) -> None:
     """Put what was found beside what is kept of other recipes."""
-    said = circumstances(
+    context = circumstances(
         peer="the same run with weights in float32, from three seeds",
         convention=f"{STEPS} steps of {GLOBAL_BATCH_TOKENS} tokens, products in bfloat16, sums "
         "in float32; nats a token; held-out loss as a plain mean over sources; spread: the "
@@ -116,7 +116,7 @@ def keep(rows: Sequence[Row]) -> None:
         "float32 weights from the same seed",
         shape={"steps": STEPS, "tokens": GLOBAL_BATCH_TOKENS, "smaller": list(SIZES)},
     )
-    keep_recipes(RESULT, said, rows)
+    keep_recipes(RESULT, context, rows)
 
 
 def main(words: Sequence[str]) -> int:

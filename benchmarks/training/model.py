@@ -148,7 +148,7 @@ def main() -> int:
             result = measure(passes(ours, theirs, recipe.shape.vocab_size, length=LENGTH))
             peaks = {side: apart(peak_bytes, architecture, side) for side in SIDES}
             families[architecture] = result | {"recipe": recipe.name, "peak_bytes": peaks}
-    said = circumstances(
+    context = circumstances(
         peer="the class of transformers that loads our export, eager",
         convention="loss and backward pass, float32, eager, no dropout; ratio is "
         "transformers' time over ours, medians of interleaved rounds in one process; "
@@ -161,7 +161,7 @@ def main() -> int:
         },
         packages=("torch", "transformers"),
     )
-    return keep_result("model", said | {"families": families}, ratios_of(families))
+    return keep_result("model", context | {"families": families}, ratios_of(families))
 
 
 if __name__ == "__main__":

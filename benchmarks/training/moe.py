@@ -214,7 +214,7 @@ def main() -> int:
     torch.set_num_threads(THREADS)
     blocks = {name: build() for name, build in BLOCKS.items()}
     sizes = [summarize(tokens, *measure(blocks, tokens)) for tokens in ROUNDS]
-    said = circumstances(
+    context = circumstances(
         peer="transformers' OlmoeSparseMoeBlock, its grouped products and its loop",
         convention="forward and backward pass of one sparse block with its router, "
         "float32, eager unless it says compiled; interleaved rounds in one process; a "
@@ -227,7 +227,7 @@ def main() -> int:
         "peak_bytes_added_by_one_pass": memory,
         "gemm_gigaflops": gemm_gigaflops(),
     }
-    return keep_result("moe", said | figures, ratios_of(sizes, memory))
+    return keep_result("moe", context | figures, ratios_of(sizes, memory))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def row_of(recipe: str) -> Row:
 def keep(rows: Sequence[Row]) -> None:
     """Put what was found beside what is kept of other recipes."""
     batch = SEQUENCE_LENGTH * BATCH_SEQUENCES
-    said = circumstances(
+    context = circumstances(
         peer="AdamW at its own best rate, on the same tokens from the same seeds",
         convention=f"{STEPS} steps of {batch} tokens in float32, {WARMUP_STEPS} of warm-up and "
         f"the last {DECAY_STEPS} of decay; held-out loss as a plain mean over sources, nats a "
@@ -82,7 +82,7 @@ def keep(rows: Sequence[Row]) -> None:
         "largest less the smallest; muon_wins: seeds of which Muon's loss is lower",
         shape={"steps": STEPS, "tokens": batch, "smaller": list(SIZES), "rates": list(RATES)},
     )
-    keep_recipes(RESULT, said | {"seeds": list(SEEDS)}, rows)
+    keep_recipes(RESULT, context | {"seeds": list(SEEDS)}, rows)
 
 
 def main(words: Sequence[str]) -> int:

@@ -137,7 +137,7 @@ def moved(rows: Sequence[Row], form: str) -> int:
 
 def keep(recipe: str, rows: Sequence[Row]) -> None:
     """Keep what was found, with how."""
-    said = circumstances(
+    context = circumstances(
         peer="the standard form at the same widths, on the same tokens from the same seeds",
         convention=f"{STEPS} steps of {GLOBAL_BATCH_TOKENS} tokens in float32; mean loss of "
         f"the last {EDGE} steps, nats a token, of each seed in turn, by the exponent of two of "
@@ -145,7 +145,7 @@ def keep(recipe: str, rows: Sequence[Row]) -> None:
         shape={"recipe": recipe, "widths": FACTORS, "words": list(WORDS)},
     )
     apart = {form: moved(rows, form) for form in FORMS}
-    tree = said | {"seeds": list(SEEDS), "moved_factors_of_two": apart, "rows": list(rows)}
+    tree = context | {"seeds": list(SEEDS), "moved_factors_of_two": apart, "rows": list(rows)}
     RESULT.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
 
 

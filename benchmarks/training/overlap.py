@@ -221,7 +221,7 @@ def main(words: Sequence[str]) -> int:
         gigabits = gigabits_for(model, alone)
         with linked(gigabits) as places:
             rows.append(row_of(model, gigabits, measure_ranks(script, places, model)[model]))
-    said = circumstances(
+    context = circumstances(
         peer="torch's DistributedDataParallel and fully_shard",
         convention="seconds of a step of the slower of two ranks of one thread each, float32, "
         "gloo, AdamW; medians, and of the better peer's by ours the median of paired ratios; "
@@ -230,7 +230,7 @@ def main(words: Sequence[str]) -> int:
         | {"sequences": SEQUENCES, "length": LENGTH, "ranks": RANKS, "rounds": ROUNDS},
         packages=("torch",),
     )
-    return keep_result("overlap", said | {"rows": rows}, ratios_of(rows))
+    return keep_result("overlap", context | {"rows": rows}, ratios_of(rows))
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def compare(recipe: str) -> int:
     """Measure, and keep the result."""
     with tempfile.TemporaryDirectory() as home:
         seconds = measure_all(recipe, Path(home))
-    said = circumstances(
+    context = circumstances(
         peer="two independent processes with half of the batch each",
         convention="seconds a step, wall clock, by two ranks with one thread each; ratio "
         "is to two independent processes with half the batch each; float32, gloo",
@@ -140,7 +140,7 @@ def compare(recipe: str) -> int:
             "steps": STEPS - WARMUP_STEPS,
         },
     )
-    return keep_result("parallel_overhead", said | {"seconds": seconds}, ratios_of(seconds))
+    return keep_result("parallel_overhead", context | {"seconds": seconds}, ratios_of(seconds))
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ def main() -> int:
     tokens = MICROBATCHES * SAMPLES * SEQUENCE_LENGTH
     rates = {name: tokens / statistics.median(values) for name, values in seconds.items()}
     fastest = {name: tokens / min(values) for name, values in seconds.items()}
-    said = circumstances(
+    context = circumstances(
         peer="transformers' LlamaForCausalLM with torch's fused AdamW, eager and compiled",
         convention="tokens of one optimizer step (forward, backward, clipping, AdamW) per "
         "second, median of interleaved rounds in one process, float32; ratios are of rates",
@@ -246,7 +246,7 @@ def main() -> int:
         "tokens_per_second_fastest": fastest,
         "largest_loss_difference": difference,
     }
-    return keep_result("train_step", said | figures, ratios_of(rates, fastest))
+    return keep_result("train_step", context | figures, ratios_of(rates, fastest))
 
 
 if __name__ == "__main__":
