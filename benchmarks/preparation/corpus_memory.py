@@ -73,12 +73,12 @@ def ratios_of(corpora: Sequence[dict[str, Any]]) -> list[Ratio]:
     """Take the memory at each size."""
     return [
         Ratio(
-            f"{one['megabytes']:,.0f} MB of text, {who}{pages}",
+            f"{corpus['megabytes']:,.0f} MB of text, {who}{pages}",
             "smaller corpora",
-            one[f"{who}_{kind}"] / 1e6,
+            corpus[f"{who}_{kind}"] / 1e6,
             unit="MB",
         )
-        for one in corpora
+        for corpus in corpora
         for who in ("command", "worker")
         for kind, pages in (("bytes", ""), ("anonymous_bytes", ", its own pages"))
     ]

@@ -73,7 +73,7 @@ def main(words: Sequence[str]) -> int:
     )
     status = 0
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        for part in [one for one in PARTS if one in (parts or PARTS)]:
+        for part in [part for part in PARTS if part in (parts or PARTS)]:
             if part in FAMILIES:
                 figures = _tokenizing(texts, part, Path(work), rounds)
             elif part == "memory":
@@ -93,17 +93,17 @@ def ratios_of(part: str, figures: Mapping[str, Any]) -> list[Ratio]:
         recall = figures["recall_above_threshold"]
         value = recall["ours"] / recall["datatrove"]
         case = "near duplicates, planted copies that are found"
-        found = Ratio(case, "datatrove", value, at_least=1.0)
-        return [*_rate_ratios("near duplicates", figures), found]
+        copies = Ratio(case, "datatrove", value, at_least=1.0)
+        return [*_rate_ratios("near duplicates", figures), copies]
     return [
         Ratio(
             f"memory of {kind}, {size.partition('_')[0]} MB of text",
             "less text",
-            one["peak_bytes"] / 1e6,
+            peak["peak_bytes"] / 1e6,
             unit="MB",
         )
         for kind in MEMORY_MULTIPLES
-        for size, one in figures[kind].items()
+        for size, peak in figures[kind].items()
     ]
 
 

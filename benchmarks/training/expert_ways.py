@@ -69,10 +69,10 @@ def ratios_of(ways: dict[str, Any]) -> list[Ratio]:
     """Take the rate and the memory of each way."""
     return [
         ratio
-        for way, one in ways.items()
+        for way, figures in ways.items()
         for ratio in (
-            Ratio(f"{way}, speed", PLAIN, **interval(one["speed_up"])),
-            Ratio(f"{way}, memory", PLAIN, one["memory"]),
+            Ratio(f"{way}, speed", PLAIN, **interval(figures["speed_up"])),
+            Ratio(f"{way}, memory", PLAIN, figures["memory"]),
         )
     ]
 

@@ -108,11 +108,11 @@ def measure_all(recipe: str, home: Path) -> dict[str, list[float]]:
 
 def ratios_of(seconds: Mapping[str, Sequence[float]]) -> list[Ratio]:
     """Divide the seconds of each layout by those of the independent pair."""
+    alone = seconds[INDEPENDENT]
     return [
-        Ratio(f"{name}{which}", "two processes", take(one) / take(alone))
-        for name, one in seconds.items()
+        Ratio(f"{name}{which}", "two processes", take(values) / take(alone))
+        for name, values in seconds.items()
         if name != INDEPENDENT
-        for alone in [seconds[INDEPENDENT]]
         for which, take in (("", statistics.median), (", fastest steps", min))
     ]
 

@@ -35,9 +35,9 @@ def test_a_slower_result_turns_the_verdict_and_the_exit_status(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for seconds, status in ((MOST_SECONDS, 0), (MOST_SECONDS + 0.1, 1)):
-        found = ratios_of_worlds({1_024: 1.0, 12_288: seconds})
-        assert [one.met for one in found] == [True, not status]
-        assert keep_result("worlds", measured_on("A"), found) == status
+        worlds = ratios_of_worlds({1_024: 1.0, 12_288: seconds})
+        assert [world.met for world in worlds] == [True, not status]
+        assert keep_result("worlds", measured_on("A"), worlds) == status
         assert ("missed" in capsys.readouterr().out) == bool(status)
 
 
@@ -68,9 +68,9 @@ def test_bounds_themselves_are_met() -> None:
 
 
 def test_figures_and_targets_have_their_unit() -> None:
-    one = ratio(3.1, low=2.0, high=4.0, at_most=3.0, unit="%")
-    assert one.figure == "3.10 % (2.00 to 4.00)"
-    assert one.target == "at most 3 %"
+    part = ratio(3.1, low=2.0, high=4.0, at_most=3.0, unit="%")
+    assert part.figure == "3.10 % (2.00 to 4.00)"
+    assert part.target == "at most 3 %"
 
 
 @pytest.mark.parametrize(
