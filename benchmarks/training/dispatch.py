@@ -91,8 +91,8 @@ def mix(side: str, dispatch: str, mesh: DeviceMesh, given: Sequence[Tensor]) -> 
     tokens, weights, experts, *stacks = given
     learned = [one.detach().requires_grad_() for one in (tokens, weights, *stacks)]
     unsent: dict[str, Any] = {
-        "_gather": repeat_rows,
-        "_sum": first_rows,
+        "start_gather": repeat_rows,
+        "start_sum": first_rows,
         "_exchange": keep_rows,
     }
     with patch.multiple(collectives, **unsent) if side == UNSENT else nullcontext():
