@@ -9,7 +9,8 @@ from datetime import datetime
 
 from rich.table import Table
 
-from components.planner.result import PlannedMemory, PlanResult
+from components.planner.memory import Memory
+from components.planner.plan import Plan
 from components.planner.timeline import RankLine, Timeline
 from components.report import plan_tables
 from components.report.plan_tables import Picture
@@ -101,10 +102,10 @@ _BAR = 24
 _MOST_NODES, _NODES_BEFORE_CUT = 8, 4
 
 
-def print_plan(plan: PlanResult, picture: Picture, *, now: datetime | None) -> None:
+def print_plan(plan: Plan, picture: Picture, *, now: datetime | None) -> None:
     """Print the tables and the picture; ``now`` dates the end of the run."""
-    out = console(width=PLAIN_WIDTH)
-    out.print(f"{plan.recipe} on {plan.cluster}, scale={plan.scale}")
+    out, recipe = console(width=PLAIN_WIDTH), plan.recipe
+    out.print(f"{recipe.name} on {recipe.cluster.name}, scale={recipe.scale.name}")
     out.print()
     if plan.search is not None:
         out.print(_table(plan_tables.search_sheet(plan.search)))
@@ -131,12 +132,12 @@ def print_plan(plan: PlanResult, picture: Picture, *, now: datetime | None) -> N
         out.print()
     out.print(_table(plan_tables.published_sheet(plan.published)))
     out.print()
-    for name, item in plan.assumed.items():
+    for name, item in recipe.assumed.items():
         out.print(f"assumed, not in the sources: {name}: {item.reason}")
     if plan.limit is not None:
-        out.print(f"limit: {plan.limit.figure}: {plan.limit.problem}; {plan.limit.remedy}")
+        out.print(f"limit: {plan.limit.path}: {plan.limit.problem}; {plan.limit.remedy}")
     for missing in plan.missing:
-        out.print(f"missing: {missing.figure}: {missing.problem}; {missing.remedy}")
+        out.print(f"missing: {missing.path}: {missing.problem}; {missing.remedy}")
 
 
 def _table(sheet: Grid) -> Table:
@@ -146,7 +147,7 @@ def _table(sheet: Grid) -> Table:
     return table
 
 
-def _with_bars(memory: PlannedMemory) -> Grid:
+def _with_bars(memory: Memory) -> Grid:
     """Add a bar to each row: how full the device is."""
     sheet, limit, rows = plan_tables.memory_sheet(memory), memory.usable_bytes, []
     for row, stage in zip(sheet.rows, memory.by_stage, strict=True):

@@ -17,7 +17,6 @@ from command.composition.compose import compose_recipe
 from components.config.key_groups import KeyGroup
 from components.config.recipe import Recipe
 from components.planner.plan import plan_recipe
-from components.planner.result import plan_result
 
 DRY_RUN, PARITY, MINIATURE, MEASURED = "dry run", "parity", "miniature", "measured"
 FILES = {
@@ -113,7 +112,7 @@ def fingerprints_today(row: Row) -> dict[str, str]:
 def plan_at_home(name: str) -> Tree:
     """Plan a recipe on its home cluster, in the tree of ``action=plan output=json``."""
     recipe = recipe_at_home(name)
-    return plan_result(recipe, plan_recipe(recipe)).as_json()
+    return plan_recipe(recipe).as_json()
 
 
 @cache

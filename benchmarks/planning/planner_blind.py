@@ -27,7 +27,6 @@ from components.config.stages import stage_layers
 from components.config.validation import read_section
 from components.planner.job import TrainingJob
 from components.planner.plan import plan_recipe
-from components.planner.result import plan_result
 from components.planner.software import OURS, read_software
 from components.planner.time import plan_time
 
@@ -61,7 +60,7 @@ def _row(name: str, published: float, predicted: float) -> dict[str, Any]:
 
 def _time(words: list[str]) -> dict[str, Any]:
     recipe = compose_recipe(read_point(words))
-    time: dict[str, Any] = plan_result(recipe, plan_recipe(recipe)).as_json()["time"]
+    time: dict[str, Any] = plan_recipe(recipe).as_json()["time"]
     return time
 
 

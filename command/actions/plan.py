@@ -1,5 +1,6 @@
 """Print the bill before anything is spent: memory, time, cost, beside what is published."""
 
+from dataclasses import replace
 from datetime import datetime
 
 from command.arguments import Arguments
@@ -10,7 +11,6 @@ from command.recipe_summary import mixture_lines
 from command.remarks import remarks
 from components.config.rules.check import warnings_of
 from components.planner.plan import plan_recipe
-from components.planner.result import plan_result
 from components.planner.search_result import layouts_found
 from components.planner.tree import plan_tree
 from components.report.html import check_plotly
@@ -31,23 +31,23 @@ def run(arguments: Arguments) -> ActionResult | None:
         say(f"warning: {warning}")
     for remark in remarks(composed, arguments):
         say(remark)
-    plan, search, page = plan_recipe(recipe), None, None
+    plan, page = plan_recipe(recipe), None
     if found:
         search = layouts_found(found.search, recipe, found.published, found.refusal)
-    result, picture = plan_result(recipe, plan, search), picture_of(plan)
+        plan = replace(plan, search=search)
     if recipe.children:
-        children = plan_tree(recipe, plan.bill, composed.children)
-        result = result.model_copy(update={"children": children})
+        plan = replace(plan, children=plan_tree(recipe, plan.bill, composed.children))
+    picture = picture_of(plan)
     if arguments.file is not None:
         check_plotly("file")
-        page = write_plan(result, picture, why=recipe.why, destination=arguments.file)
+        page = write_plan(plan, picture, why=recipe.why, destination=arguments.file)
 
     def show() -> None:
-        print_plan(result, picture, now=datetime.now().astimezone())
+        print_plan(plan, picture, now=datetime.now().astimezone())
         for line in mixture_lines(recipe):
             tell(line)
 
-    print_result(arguments.output, result.as_json(), show)
+    print_result(arguments.output, plan.as_json(), show)
     if page is not None:
         # With output=json, standard output is one object and nothing else.
         (say if arguments.output == "json" else tell)(str(page))

@@ -7,8 +7,7 @@ from command.arguments import Arguments
 from command.composition.compose import compose_recipe
 from command.outcome import print_result
 from command.study.ladder import LadderResult, read_ladder
-from components.planner.plan import plan_recipe
-from components.planner.result import PlanResult, plan_result
+from components.planner.plan import Plan, plan_recipe
 from components.report.html import check_destination, check_plotly
 from components.report.prediction import tables
 from components.report.prediction.page import PredictedRecipe, write_prediction
@@ -25,7 +24,7 @@ def run(arguments: Arguments) -> None:
         check_destination(arguments.file)
     recipe = compose_recipe(arguments)
     found = read_ladder(arguments, recipe)
-    plan = plan_result(recipe, plan_recipe(recipe))
+    plan = plan_recipe(recipe)
     tree = {**found.as_json(), "plan": plan.as_json()["bill"]}
     print_result(arguments.output, tree, lambda: _print(found, plan))
     if arguments.file is not None:
@@ -59,7 +58,7 @@ def predicted_rows(found: LadderResult) -> Iterator[tuple[str, str]]:
     yield "rate by the ladder's rule", said + (f"; the recipe has {own:.3g}" if own else "")
 
 
-def _print(found: LadderResult, plan: PlanResult) -> None:
+def _print(found: LadderResult, plan: Plan) -> None:
     out = console(width=WIDTH)
     out.print(f"{found.study.figure.title}: {found.prediction.convention}")
     out.print(f"loss: {found.study.published.convention}")

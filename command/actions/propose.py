@@ -1,12 +1,13 @@
 """Write a page for a proposal of computing time: the planned run, every number with source."""
 
+from dataclasses import replace
+
 from command.actions.predict import predicted_rows
 from command.arguments import Arguments
 from command.composition.compose import compose
 from command.study.ladder import read_ladder
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
-from components.planner.result import plan_result
 from components.planner.tree import plan_tree
 from components.report.html import check_destination, check_plotly
 from components.report.proposal.content import LadderSays, propose
@@ -35,7 +36,7 @@ def run(arguments: Arguments) -> None:
         rows = tuple(predicted_rows(found))
         ladder = LadderSays(study=found.study.name, rows=rows, notes=found.notes)
     plan = plan_recipe(recipe)
-    children = plan_tree(recipe, plan.bill, composed.children) if recipe.children else None
-    result = plan_result(recipe, plan).model_copy(update={"children": children})
-    proposal = propose(recipe, result, ladder)
+    if recipe.children:
+        plan = replace(plan, children=plan_tree(recipe, plan.bill, composed.children))
+    proposal = propose(recipe, plan, ladder)
     tell(markdown(proposal) if file is None else str(write_proposal(proposal, file)))

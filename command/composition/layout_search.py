@@ -20,11 +20,11 @@ from components.planner.layouts import (
     most_nodes,
     near_nodes,
 )
+from components.planner.memory import GIB
 from components.planner.plan import plan_recipe
 from components.planner.queues import takes_runs
 from components.planner.recompute import NOTHING, Choice, least_that_fits
-from components.planner.search import LayoutSearch, hardware_of, search_layouts
-from components.planner.search_result import GIB, describe
+from components.planner.search import LayoutSearch, describe, hardware_of, search_layouts
 
 NODES, RANKS = "cluster.nodes", "cluster.ranks"
 PREFIX = "parallelism."

@@ -27,7 +27,6 @@ from components.config.check import read_recipe
 from components.config.resolve import check_continues
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
-from components.planner.result import plan_result
 from components.report.html import share_script
 from components.run.folder import RunFolder
 from components.run.ownership import check_links
@@ -145,7 +144,7 @@ def plan_point(asked: StudyRequest, point: Point) -> PointOutcome:
 def _planned(asked: StudyRequest, point: Point) -> tuple[Mapping[str, Any], str]:
     """Give a plan's JSON with what the recipe derives, and why its layout does not fit."""
     recipe = compose_recipe(asked.arguments_of(point))
-    plan = plan_result(recipe, plan_recipe(recipe))
+    plan = plan_recipe(recipe)
     unfit = plan.memory.verdict == "does_not_fit"
     why = f"does not fit: {plan.memory.peak_bytes / 2**30:.1f} GiB a device" if unfit else ""
     return {**plan.as_json(), "derived": recipe.derived.model_dump(mode="json")}, why

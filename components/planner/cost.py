@@ -1,14 +1,8 @@
-"""The cost of a run: device-hours, energy, days and the parts of them."""
+"""The cost of a run, and of a tree of runs: device-hours, energy, days and their parts."""
 
 from pydantic import BaseModel
 
-from components.config.schema.cluster import Hardware
-from components.config.schema.sections import Cluster
 from components.energy.emissions import Emissions
-from components.planner.interruptions import HOUR
-from components.planner.run_time import RunTimeline
-
-DAY = 24 * HOUR
 
 
 class CheckpointCost(BaseModel, frozen=True):
@@ -63,49 +57,35 @@ class CostEstimate(BaseModel, frozen=True):
     failures: InterruptionCost
 
 
-def estimate_cost(run: RunTimeline, cluster: Cluster, hardware: Hardware) -> CostEstimate:
-    """Multiply out; energy is the devices' rated power times hours, as BLOOM's card counts."""
-    work, failures, chain = run.work, run.failures, run.chain
-    saving = work.saving
-    hours, watts = run.total / HOUR, hardware.device_watts
-    energy = None if watts is None else hours * cluster.ranks * watts / 1_000
-    unit, price = "node-h", 1.0
-    if not isinstance(cluster.accounting, str):
-        unit, price = cluster.accounting.unit, cluster.accounting.per_node_hour
-    starts = (failures.count if failures else 0.0) + (chain.jobs if chain else 1)
-    return CostEstimate(
-        device_hours=hours * cluster.ranks,
-        node_hours=hours * cluster.nodes,
-        site_units=hours * cluster.nodes * price,
-        site_unit=unit,
-        energy_kwh=energy,
-        emissions=Emissions.of(energy, **cluster.electricity.model_dump()),
-        steps=work.steps,
-        useful_days=work.useful / DAY,
-        checkpoint_days=work.checkpoints * work.stall / DAY,
-        evaluation_days=work.evaluations * work.evaluation / DAY,
-        failure_days=failures.total / DAY if failures else None,
-        chain_days=chain.seconds / DAY if chain else None,
-        days=run.total / DAY,
-        waiting_days=starts * cluster.waiting_hours * HOUR / DAY,
-        queue=chain.queue if chain else None,
-        jobs=chain.jobs if chain and chain.queue else None,
-        submissions=run.submissions,
-        start_up_seconds=run.start_up,
-        checkpoints=CheckpointCost(
-            count=work.checkpoints,
-            bytes=saving.bytes,
-            stall_seconds=work.stall,
-            write_seconds=saving.write,
-            hash_seconds=saving.hashing,
-            read_seconds=saving.read,
-            interval_seconds=work.interval,
-            best_interval_seconds=run.best_interval,
-            best_every_tokens=run.best_every_tokens,
-        ),
-        evaluations=InterruptionCost(count=work.evaluations, each_seconds=work.evaluation),
-        failures=InterruptionCost(
-            count=failures.count if failures else None,
-            each_seconds=failures.each if failures else None,
-        ),
-    )
+class PlannedNode(BaseModel, frozen=True):
+    """What a node does itself; ``of`` is None below the trunk, and for the trunk.
+
+    Null is what is not planned, as of everything that is no run, or not known. ``days`` are
+    without waiting; ``storage_bytes`` are those of checkpoints at a time and of weights that
+    stay.
+    """
+
+    kind: str
+    of: str | None
+    at_tokens: int | None
+    device_hours: float | None
+    days: float | None
+    energy_kwh: float | None
+    storage_bytes: int | None
+
+
+class PlannedTree(BaseModel, frozen=True):
+    """All nodes, the trunk first, and their sums, null where a run's part is not known.
+
+    ``longest_days`` are those of ``longest_path``, each node from where it can begin: a child
+    on a cluster does not wait for the end of its parent. Without a scheduler the nodes are
+    done one after the other.
+    """
+
+    nodes: dict[str, PlannedNode]
+    device_hours: float | None
+    energy_kwh: float | None
+    storage_bytes: int | None
+    longest_days: float | None
+    longest_path: tuple[str, ...]
+    not_planned: tuple[str, ...]

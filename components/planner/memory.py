@@ -14,6 +14,7 @@ from components.planner.job import BYTES, TrainingJob
 from components.planner.software import SoftwareMemory
 from components.planner.states import DeviceParameters, States, UpdateBytes
 
+GIB = 2**30
 Verdict = Literal["fits", "tight", "does_not_fit"]
 # Of seven reserved peaks of the released layouts, six exceed the prediction by less than this.
 TIGHT_FRACTION = 0.9
@@ -80,7 +81,17 @@ class Memory:
 
     @property
     def peak(self) -> float:
+        """Bytes of the fullest rank."""
         return max(rank.peak for rank in self.ranks)
+
+    @property
+    def peak_bytes(self) -> int:
+        return round(self.peak)
+
+    @property
+    def by_stage(self) -> tuple[dict[str, int], ...]:
+        """The parts of each pipeline rank."""
+        return tuple(rank.parts() for rank in self.ranks)
 
     @property
     def verdict(self) -> Verdict:

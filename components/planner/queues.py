@@ -45,6 +45,16 @@ def longest_queue(cluster: Cluster) -> QueueSection | None:
     return max(queues_on(cluster), key=lambda queue: queue.longest_hours, default=None)
 
 
+def queue_of_run(cluster: Cluster) -> QueueSection | None:
+    """Choose the queue for the jobs of a run, with their spare nodes."""
+    return longest_queue(with_spares(cluster))
+
+
+def with_spares(cluster: Cluster) -> Cluster:
+    """Return the cluster as a job with its spare nodes sees it."""
+    return with_nodes(cluster, cluster.nodes + cluster.spare_nodes)
+
+
 def most_chained(cluster: Cluster, queue: QueueSection | None) -> int | None:
     """Count the jobs that a chain may have in ``queue``; None: as many as it needs.
 

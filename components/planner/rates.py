@@ -1,13 +1,23 @@
-"""Rates of a planned step: tokens and FLOPs a second, and utilisation in every convention."""
+"""Rates of a planned step in every convention, and what its choices cost.
+
+A choice costs what the step takes longer than a step without it.
+"""
+
+from dataclasses import replace
 
 from pydantic import BaseModel
 
 from components.config.derived import FlopsPerToken
 from components.config.model_spec.decoder import DecoderSpec
+from components.config.schema.cluster import Hardware
+from components.planner.experts import load_factor
 from components.planner.job import TrainingJob
-from components.planner.plan import Plan
+from components.planner.memory import plan_memory
 from components.planner.products import layer_products
-from components.planner.time import recompute_fraction
+from components.planner.recompute import NOTHING
+from components.planner.software import SoftwareModel
+from components.planner.step_plan import StepPlan
+from components.planner.time import plan_time, recompute_fraction
 
 
 class PlannedTime(BaseModel, frozen=True):
@@ -36,21 +46,21 @@ class PlannedTime(BaseModel, frozen=True):
     parts: dict[str, float]
 
 
-def planned_time(plan: Plan) -> PlannedTime | None:
-    """Turn a step's seconds into rates, if they were predicted."""
-    if plan.time is None:
+def rate_step(step: StepPlan, hardware: Hardware, error_fraction: float) -> PlannedTime | None:
+    """Turn a step's seconds into rates, if they were predicted; they may be off so far."""
+    if step.time is None:
         return None
-    job, step, error_fraction = plan.job, plan.time, plan.error_fraction
+    job, seconds = step.job, step.time.total
     counted = flops_by_convention(job.shape, job.sequence_length, pipeline=job.layout.pipeline)
-    device = job.tokens_per_step / step.total / job.layout.ranks
+    device = job.tokens_per_step / seconds / job.layout.ranks
     rates = {name: count * device / 1e12 for name, count in counted.items()}
     full, causal = rates["full"], rates["causal"]
     hardware_rate = _hardware_flops(job, counted["full"]) * device / 1e12
-    peak, watts = plan.hardware.peak_teraflops[job.compute], plan.hardware.device_watts
+    peak, watts = hardware.peak_teraflops[job.compute], hardware.device_watts
     return PlannedTime(
-        step_seconds=step.total,
-        step_seconds_low=step.total / (1 + error_fraction),
-        step_seconds_high=step.total * (1 + error_fraction),
+        step_seconds=seconds,
+        step_seconds_low=seconds / (1 + error_fraction),
+        step_seconds_high=seconds * (1 + error_fraction),
         tokens_per_second=device * job.layout.ranks,
         tokens_per_second_per_device=device,
         joules_per_token=None if watts is None else watts / device,
@@ -61,7 +71,7 @@ def planned_time(plan: Plan) -> PlannedTime | None:
         mfu_full=full / peak,
         mfu_causal=causal / peak,
         hfu=hardware_rate / peak,
-        parts=step.parts(),
+        parts=step.time.parts(),
     )
 
 
@@ -122,3 +132,76 @@ def _megatron_logged(shape: DecoderSpec, sequence_length: int) -> float:
     factor = 32 if shape.mlp.gated else 24
     ends = 1 + sequence_length / (6 * dim) + shape.padded_vocab_size / (16 * layers * dim)
     return factor * layers * dim**2 * ends
+
+
+class PlannedRecomputation(BaseModel, frozen=True):
+    """What is recomputed, what it adds to a step, and takes from the fullest rank's peak.
+
+    ``extra_seconds`` is None where the profile lacks a figure that the time needs.
+    """
+
+    recompute: str | tuple[str, ...]
+    recompute_every: int
+    extra_seconds: float | None
+    saved_bytes: int
+
+
+def price_recompute(
+    step: StepPlan, hardware: Hardware, software: SoftwareModel
+) -> PlannedRecomputation | None:
+    """Compare a step with one without recomputation, if it recomputes anything."""
+    layout, plain = step.job.layout, NOTHING.of(step.job)
+    if layout.recompute in {"none", ()}:
+        return None
+    extra = None
+    if step.time is not None:
+        extra = step.time.total - plan_time(plain, hardware, software.speed).total
+    before = plan_memory(plain, hardware, software.memory).peak
+    return PlannedRecomputation(
+        recompute=layout.recompute,
+        recompute_every=layout.recompute_every,
+        extra_seconds=extra,
+        saved_bytes=round(before - step.memory.peak),
+    )
+
+
+class PlannedExperts(BaseModel, frozen=True):
+    """What a step of a mixture of experts takes longer than it might, in seconds.
+
+    ``path_seconds`` than by grouped products, ``load_seconds`` than at even load, where the
+    fullest expert rank has ``load_factor`` times the mean, ``plain_seconds`` than by an
+    expert-aware optimizer.
+    """
+
+    path: str
+    path_seconds: float
+    load_factor: float
+    fullest_expert: float
+    load_seconds: float
+    plain_seconds: float
+
+
+def price_experts(
+    step: StepPlan, hardware: Hardware, software: SoftwareModel
+) -> PlannedExperts | None:
+    """Compare a step of experts with one by each better choice, if it has a time."""
+    job, speed = step.job, software.speed
+    if not job.shape.mlp.num_experts or step.time is None:
+        return None
+    total = step.time.total
+    path, load, plain = (
+        total - plan_time(other, hardware, speed).total
+        for other in (
+            replace(job, expert_path="grouped"),
+            replace(job, even_load=True),
+            job.with_layout(expert_aware=True),
+        )
+    )
+    return PlannedExperts(
+        path=job.expert_path,
+        path_seconds=path,
+        load_factor=load_factor(job, speed),
+        fullest_expert=1.0 if job.even_load else speed.fullest_expert,
+        load_seconds=load,
+        plain_seconds=plain,
+    )

@@ -1,4 +1,4 @@
-"""The least recomputation that fits (``recompute: auto``), and what one costs and saves.
+"""The least recomputation that fits (``recompute: auto``).
 
 Asked are nothing, and by operator or whole, every layer, every second one and so on. Of what
 fits the device, the one whose step is shortest is chosen, a tight one's weighed with its risk.
@@ -7,20 +7,17 @@ fits the device, the one whose step is shortest is chosen, a tight one's weighed
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from pydantic import BaseModel
-
 from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
 from components.config.schema.sections import Recompute
 from components.errors import RecipeError
 from components.planner.job import TrainingJob, job_from_recipe
-from components.planner.memory import Memory, plan_memory
+from components.planner.memory import GIB, Memory, plan_memory
 from components.planner.search import penalise_tight
 from components.planner.software import SoftwareModel, software_of
 from components.planner.time import plan_time
 
 KEY = "parallelism.recompute"
-GIB = 2**30
 
 
 class Choice(NamedTuple):
@@ -92,34 +89,3 @@ def _cost(
         return penalise_tight(plan_time(job, hardware, software.speed).total, memory.verdict)
     except RecipeError:
         return None
-
-
-class PlannedRecomputation(BaseModel, frozen=True):
-    """What is recomputed, what it adds to a step, and takes from the fullest rank's peak.
-
-    ``extra_seconds`` is None where the profile lacks a figure that the time needs.
-    """
-
-    recompute: str | tuple[str, ...]
-    recompute_every: int
-    extra_seconds: float | None
-    saved_bytes: int
-
-
-def price_recompute(
-    job: TrainingJob, hardware: Hardware, software: SoftwareModel
-) -> PlannedRecomputation:
-    """Compare a job with the same one without recomputation."""
-    jobs = NOTHING.of(job), job
-    before, after = (plan_memory(one, hardware, software.memory).peak for one in jobs)
-    try:
-        plain, again = (plan_time(one, hardware, software.speed).total for one in jobs)
-        added = again - plain
-    except RecipeError:
-        added = None
-    return PlannedRecomputation(
-        recompute=job.layout.recompute,
-        recompute_every=job.layout.recompute_every,
-        extra_seconds=added,
-        saved_bytes=round(before - after),
-    )

@@ -1,4 +1,4 @@
-"""Run time: the steps of a whole run, its batch sizes, and everything it stops for."""
+"""Run time and cost: the steps of a whole run, its batch sizes, and everything it stops for."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -6,14 +6,19 @@ from math import ceil
 
 from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
+from components.config.schema.sections import Cluster
+from components.energy.emissions import Emissions
 from components.errors import RecipeError
 from components.planner import interruptions
+from components.planner.cost import CheckpointCost, CostEstimate, InterruptionCost
 from components.planner.interruptions import HOUR, CheckpointTime, FailureTime, JobChain
 from components.planner.job import TrainingJob
-from components.planner.queues import longest_queue, most_chained, with_nodes
+from components.planner.queues import most_chained, queue_of_run
 from components.planner.software import SoftwareModel, SoftwareSpeed
 from components.planner.step_plan import StepPlan
 from components.planner.time import StepTime, evaluation_seconds, plan_time
+
+DAY = 24 * HOUR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,26 +145,11 @@ class UninterruptedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTimeline:
-    """Work, what failures add to it, and the chain of jobs that runs it all.
-
-    ``failures`` and the best interval, in seconds and in tokens, are None where the profile
-    does not state how often nodes fail; ``chain`` where its jobs are too short to progress.
-    The chain is submitted in ``submissions`` commands.
-    """
+    """Work, its cost with everything that it stops for, and figures that nobody knows."""
 
     work: UninterruptedRun
-    start_up: float
-    failures: FailureTime | None
-    best_interval: float | None
-    best_every_tokens: int | None
-    chain: JobChain | None
-    submissions: int | None
+    cost: CostEstimate
     missing: tuple[RecipeError, ...]
-
-    @property
-    def total(self) -> float:
-        lost = self.failures.total if self.failures else 0.0
-        return self.work.seconds + lost + (self.chain.seconds if self.chain else 0.0)
 
 
 def plan_run_time(
@@ -168,27 +158,21 @@ def plan_run_time(
     """Predict the whole token budget from the time of a full step of each phase."""
     assert software.run is not None, "our own program's figures have them"
     first, run = phases[0], software.run
-    recipe, job, cluster = first.recipe, first.job, first.recipe.cluster
-    assert first.time is not None, "a step without a time has no run time"
+    recipe, cluster = first.recipe, first.recipe.cluster
     parts = [
         _phase_work(phase, hardware, software.speed, first=place == recipe.first_step == 0)
         for place, phase in enumerate(phases)
     ]
     asynchronous = recipe.checkpoint.asynchronous
-    saving = interruptions.checkpoint_time(job, cluster, run, asynchronous=asynchronous)
+    saving = interruptions.checkpoint_time(first.job, cluster, run, asynchronous=asynchronous)
     work = UninterruptedRun(phases=tuple(parts), saving=saving)
     start_up = run.start_up_seconds + run.start_up_rank_seconds * cluster.ranks
     missing = interruptions.missing_rates(cluster)
-    failures = best = best_tokens = None
-    hours = cluster.failures.node_hours_between
+    hours, failures, between = cluster.failures.node_hours_between, None, None
     if hours is None:
         missing.append(_UNKNOWN_FAILURES)
     else:
         between = interruptions.mean_seconds_between(hours, cluster.nodes)
-        # More often than one is written the next would only wait.
-        quickest = interruptions.best_interval(stall=saving.stall, between=between)
-        best = max(quickest, saving.whole)
-        best_tokens = round(best * job.tokens_per_step / first.time.total)
         failures = interruptions.expected_failures(
             work=work.seconds,
             interval=work.interval,
@@ -196,29 +180,90 @@ def plan_run_time(
             restart=start_up + saving.read + saving.behind,
             between=between,
         )
-        if failures is None:
-            missing.append(_never_ends(between, best_tokens))
-    asked = with_nodes(cluster, cluster.nodes + cluster.spare_nodes)
-    queue = longest_queue(asked)
+    checkpoints = _checkpoint_cost(work, first, between)
+    if between is not None and failures is None:
+        missing.append(_never_ends(between, checkpoints.best_every_tokens))
     whole = work.seconds + (failures.total if failures else 0.0)
     chain = interruptions.chain_of_phases(
         [whole * part.useful / work.useful for part in parts],
-        queue,
+        queue_of_run(cluster),
         start_up=start_up,
         write=saving.whole,  # the end of a job waits for it
         read=saving.read,
     )
     if chain is None:
         missing.append(_too_short_jobs(start_up + saving.read + saving.whole))
-    return RunTimeline(
-        work=work,
-        start_up=start_up,
-        failures=failures,
-        best_interval=best,
+    cost = _estimate_cost(work, checkpoints, failures, chain, start_up, cluster, hardware)
+    return RunTimeline(work=work, cost=cost, missing=tuple(missing))
+
+
+def _checkpoint_cost(
+    work: UninterruptedRun, step: StepPlan, between: float | None
+) -> CheckpointCost:
+    """Sum up the checkpoints; the best interval is known with the time between failures."""
+    assert step.time is not None, "a step without a time has no run time"
+    saving, best, best_tokens = work.saving, None, None
+    if between is not None:
+        # More often than one is written the next would only wait.
+        best = interruptions.best_interval(stall=saving.stall, between=between)
+        best = max(best, saving.whole)
+        best_tokens = round(best * step.job.tokens_per_step / step.time.total)
+    return CheckpointCost(
+        count=work.checkpoints,
+        bytes=saving.bytes,
+        stall_seconds=work.stall,
+        write_seconds=saving.write,
+        hash_seconds=saving.hashing,
+        read_seconds=saving.read,
+        interval_seconds=work.interval,
+        best_interval_seconds=best,
         best_every_tokens=best_tokens,
-        chain=chain,
-        submissions=_submissions(chain, most_chained(cluster, queue)),
-        missing=tuple(missing),
+    )
+
+
+def _estimate_cost(
+    work: UninterruptedRun,
+    checkpoints: CheckpointCost,
+    failures: FailureTime | None,
+    chain: JobChain | None,
+    start_up: float,
+    cluster: Cluster,
+    hardware: Hardware,
+) -> CostEstimate:
+    """Multiply out; energy is the devices' rated power times hours, as BLOOM's card counts."""
+    lost = failures.total if failures else 0.0
+    total = work.seconds + lost + (chain.seconds if chain else 0.0)
+    hours, watts = total / HOUR, hardware.device_watts
+    energy = None if watts is None else hours * cluster.ranks * watts / 1_000
+    unit, price = "node-h", 1.0
+    if not isinstance(cluster.accounting, str):
+        unit, price = cluster.accounting.unit, cluster.accounting.per_node_hour
+    starts = (failures.count if failures else 0.0) + (chain.jobs if chain else 1)
+    return CostEstimate(
+        device_hours=hours * cluster.ranks,
+        node_hours=hours * cluster.nodes,
+        site_units=hours * cluster.nodes * price,
+        site_unit=unit,
+        energy_kwh=energy,
+        emissions=Emissions.of(energy, **cluster.electricity.model_dump()),
+        steps=work.steps,
+        useful_days=work.useful / DAY,
+        checkpoint_days=work.checkpoints * work.stall / DAY,
+        evaluation_days=work.evaluations * work.evaluation / DAY,
+        failure_days=failures.total / DAY if failures else None,
+        chain_days=chain.seconds / DAY if chain else None,
+        days=total / DAY,
+        waiting_days=starts * cluster.waiting_hours * HOUR / DAY,
+        queue=chain.queue if chain else None,
+        jobs=chain.jobs if chain and chain.queue else None,
+        submissions=_submissions(chain, cluster),
+        start_up_seconds=start_up,
+        checkpoints=checkpoints,
+        evaluations=InterruptionCost(count=work.evaluations, each_seconds=work.evaluation),
+        failures=InterruptionCost(
+            count=failures.count if failures else None,
+            each_seconds=failures.each if failures else None,
+        ),
     )
 
 
@@ -244,10 +289,11 @@ def _phase_work(
     )
 
 
-def _submissions(chain: JobChain | None, most: int | None) -> int | None:
+def _submissions(chain: JobChain | None, cluster: Cluster) -> int | None:
     """Count how often a person submits: whole chains, or each job where there is no chain."""
     if chain is None or chain.queue is None:
         return None
+    most = most_chained(cluster, queue_of_run(cluster))
     return 1 if most is None else ceil(chain.jobs / most)
 
 
@@ -259,7 +305,7 @@ _UNKNOWN_FAILURES = RecipeError(
 )
 
 
-def _never_ends(between: float, best_tokens: int) -> RecipeError:
+def _never_ends(between: float, best_tokens: int | None) -> RecipeError:
     return RecipeError(
         "checkpoint.every_tokens",
         f"a failure comes every {between / HOUR:.3g} h and costs longer than that: the run "

@@ -82,6 +82,26 @@ class _Fitting(NamedTuple):
     verdict: Verdict
 
 
+def describe(degrees: Parallelism) -> str:
+    """Write a layout in a line: the axes that it uses, then the settings that it has."""
+    used = [f"{axis} {degree}" for axis, degree in degrees.used_axes.items()]
+    again, stages = degrees.recompute, degrees.stages_per_rank
+    text = f"{' x '.join(used) or 'one rank'}, ZeRO {degrees.zero}"
+    text += f", microbatches of {degrees.microbatch_sequences}"
+    if degrees.pipeline > 1:
+        text += f", {degrees.schedule}" + (f" with {stages} stages a rank" * (stages > 1))
+    if again != "none":
+        text += f", recomputes {recomputed(degrees)}"
+    return text
+
+
+def recomputed(degrees: Parallelism) -> str:
+    """Write what is recomputed, and of how many layers."""
+    parts, every = degrees.recompute, degrees.recompute_every
+    words = {"full": "all"}.get(parts, parts) if isinstance(parts, str) else " and ".join(parts)
+    return words if every == 1 else f"{words} of every {every} layers"
+
+
 def penalise_tight(seconds: float, verdict: Verdict) -> float:
     """Add the risk that a tight layout runs out of memory to the seconds of a step."""
     return seconds * (TIGHT_RISK if verdict == "tight" else 1.0)

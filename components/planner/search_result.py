@@ -1,51 +1,15 @@
-"""The result of a layout search: the best layouts beside the published one, and why."""
-
-from pydantic import BaseModel
+"""The best layouts of a search beside the published one, each planned whole, and why."""
 
 from components.config.check import check_recipe
 from components.config.rank_groups import RankGroups
 from components.config.recipe import Recipe
-from components.config.schema.sections import Parallelism
-from components.planner.memory import Verdict
-from components.planner.plan import Plan, plan_recipe
+from components.planner.memory import GIB
+from components.planner.plan import LayoutsFound, Plan, plan_recipe
 from components.planner.search import LayoutSearch
 from components.planner.time import busy_seconds, layers_parts
 
-GIB = 2**30
 # Parts of a step that differ by less of it are left out.
 WORTH_NAMING = 0.02
-
-
-class FoundLayout(BaseModel, frozen=True):
-    """One layout, planned whole; without seconds and days where they are not predicted."""
-
-    layout: Parallelism
-    text: str
-    nodes: int
-    microbatches: int
-    peak_bytes: int
-    verdict: Verdict
-    step_seconds: float | None
-    parts: dict[str, float] | None
-    days: float | None
-
-
-class RefusedLayout(BaseModel, frozen=True):
-    """Why the rules do not let the published layout run there."""
-
-    refused: str
-
-
-class LayoutsFound(BaseModel, frozen=True):
-    """What was looked at, the best layouts, best first, and the published one (``paper``)."""
-
-    considered: int
-    legal: int
-    fitting: int
-    seconds: float
-    best: tuple[FoundLayout, ...]
-    paper: FoundLayout | RefusedLayout
-    why: tuple[str, ...]
 
 
 def layouts_found(
@@ -54,53 +18,14 @@ def layouts_found(
     """Plan the best layouts and the published one, which is null where ``refusal`` says why."""
     tree = recipe.model_dump(mode="json")
     layouts = (choice.degrees.model_dump(mode="json") for choice in search.best)
-    chosen = [check_recipe(tree | {"parallelism": layout}) for layout in layouts]
-    plans = [plan_recipe(one) for one in chosen]
-    paper: FoundLayout | RefusedLayout = RefusedLayout(refused=refusal)
-    why = _reasons_alone(plans[0], refusal)
+    best = tuple(plan_recipe(check_recipe(tree | {"parallelism": one})) for one in layouts)
+    paper, why = None, _reasons_alone(best[0], refusal)
     if published is not None:
-        planned = plan_recipe(published)
-        paper, why = _found(published, planned), _reasons(plans[0], planned)
+        paper = plan_recipe(published)
+        why = _reasons(best[0], paper)
     return LayoutsFound(
-        **{key: getattr(search, key) for key in ("considered", "legal", "fitting", "seconds")},
-        best=tuple(map(_found, chosen, plans)),
-        paper=paper,
-        why=tuple(why),
+        counts=search, best=best, published=paper, refusal=refusal, why=tuple(why)
     )
-
-
-def _found(recipe: Recipe, plan: Plan) -> FoundLayout:
-    return FoundLayout(
-        layout=recipe.parallelism,
-        text=describe(recipe.parallelism),
-        nodes=recipe.cluster.nodes,
-        microbatches=plan.job.microbatches,
-        peak_bytes=plan.peak_bytes,
-        verdict=plan.verdict,
-        step_seconds=plan.step_seconds,
-        parts=plan.time.parts() if plan.time else None,
-        days=plan.bill.days if plan.bill else None,
-    )
-
-
-def describe(degrees: Parallelism) -> str:
-    """Write a layout in a line: the axes that it uses, then the settings that it has."""
-    used = [f"{axis} {degree}" for axis, degree in degrees.used_axes.items()]
-    again, stages = degrees.recompute, degrees.stages_per_rank
-    text = f"{' x '.join(used) or 'one rank'}, ZeRO {degrees.zero}"
-    text += f", microbatches of {degrees.microbatch_sequences}"
-    if degrees.pipeline > 1:
-        text += f", {degrees.schedule}" + (f" with {stages} stages a rank" * (stages > 1))
-    if again != "none":
-        text += f", recomputes {recomputed(degrees)}"
-    return text
-
-
-def recomputed(degrees: Parallelism) -> str:
-    """Write what is recomputed, and of how many layers."""
-    parts, every = degrees.recompute, degrees.recompute_every
-    words = {"full": "all"}.get(parts, parts) if isinstance(parts, str) else " and ".join(parts)
-    return words if every == 1 else f"{words} of every {every} layers"
 
 
 def _reasons(best: Plan, published: Plan) -> list[str]:

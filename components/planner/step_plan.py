@@ -7,7 +7,7 @@ from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
 from components.planner.job import TrainingJob, job_from_recipe
-from components.planner.memory import Memory, Verdict, plan_memory
+from components.planner.memory import Memory, plan_memory
 from components.planner.software import SoftwareModel
 from components.planner.time import StepTime, plan_time
 
@@ -20,19 +20,6 @@ class StepPlan:
     job: TrainingJob
     memory: Memory
     time: StepTime | None = None
-
-    @property
-    def peak_bytes(self) -> int:
-        """Bytes of the fullest rank."""
-        return round(self.memory.peak)
-
-    @property
-    def verdict(self) -> Verdict:
-        return self.memory.verdict
-
-    @property
-    def step_seconds(self) -> float | None:
-        return self.time.total if self.time else None
 
 
 def plan_steps(

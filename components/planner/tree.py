@@ -5,51 +5,15 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TypeVar
 
-from pydantic import BaseModel
-
 from components.config.children import needed_tokens, ordered
 from components.config.parent import end_of
 from components.config.recipe import Recipe
-from components.planner.cost import CostEstimate
+from components.planner.cost import CostEstimate, PlannedNode, PlannedTree
 from components.planner.plan import plan_recipe
 
 WEIGHT_BYTES = 2  # an exported weight, in bfloat16
 TRUNK = "trunk"
 Number = TypeVar("Number", int, float)
-
-
-class PlannedNode(BaseModel, frozen=True):
-    """What a node does itself; ``of`` is None below the trunk, and for the trunk.
-
-    Null is what is not planned, as of everything that is no run, or not known. ``days`` are
-    without waiting; ``storage_bytes`` are those of checkpoints at a time and of weights that
-    stay.
-    """
-
-    kind: str
-    of: str | None
-    at_tokens: int | None
-    device_hours: float | None
-    days: float | None
-    energy_kwh: float | None
-    storage_bytes: int | None
-
-
-class PlannedTree(BaseModel, frozen=True):
-    """All nodes, the trunk first, and their sums, null where a run's part is not known.
-
-    ``longest_days`` are those of ``longest_path``, each node from where it can begin: a child
-    on a cluster does not wait for the end of its parent. Without a scheduler the nodes are
-    done one after the other.
-    """
-
-    nodes: dict[str, PlannedNode]
-    device_hours: float | None
-    energy_kwh: float | None
-    storage_bytes: int | None
-    longest_days: float | None
-    longest_path: tuple[str, ...]
-    not_planned: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from components.config.check import check_recipe
 from components.energy.counters import JOULES_PER_KWH, NOTHING
 from components.energy.emissions import Emissions
 from components.errors import RecipeError
+from components.planner.memory import GIB
 from components.planner.plan import Plan, plan_recipe
-from components.planner.rates import planned_time
-from components.planner.search_result import GIB
 from components.report import numbers
 from components.report.outcome import ReportEntry, Tree, flat
 from components.report.tables import Grid, column_labels, labelled, together
@@ -84,7 +83,7 @@ def parts_grid(entries: Sequence[ReportEntry], plans: Sequence[Plan | None]) -> 
 
 
 def _quantities(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
-    if (time := planned_time(plan)) is not None:
+    if (time := plan.rates) is not None:
         between = f"{time.step_seconds_low:.3g} and {time.step_seconds_high:.3g} s"
         steps = entry.run.journal.steps
         measured = median(steps.column("seconds")) if steps else None

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from components.config.schema.types import thaw
 from components.json_file import dump_json
-from components.planner.result import PlannedMemory, PlanResult
-from components.planner.search_result import GIB
+from components.planner.memory import GIB, Memory
+from components.planner.plan import Plan
 from components.planner.timeline import Timeline, TimelineBlock
 from components.report import numbers, plan_tables
 from components.report.figures import PlotlyFigure, colour, empty_figure
@@ -27,7 +27,7 @@ _SHADES = (*(colour(place) for place in range(7)), "#6f6fc0", "#7d8a3c", "#8b929
 _ROW_PIXELS, _FRAME_PIXELS = 24, 110
 
 
-def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Path) -> Path:
+def write_plan(plan: Plan, picture: Picture, *, why: str, destination: Path) -> Path:
     """Write the page of a plan.
 
     Raises:
@@ -35,8 +35,10 @@ def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Pat
     """
     check_destination(destination)
     timeline = picture.timeline
-    assumed = [(name, str(thaw(one.value)), one.reason) for name, one in plan.assumed.items()]
-    missing = [(one.figure, one.problem, one.remedy) for one in plan.missing]
+    assumed = [
+        (name, str(thaw(one.value)), one.reason) for name, one in plan.recipe.assumed.items()
+    ]
+    missing = [(one.path, one.problem, one.remedy) for one in plan.missing]
     parts = {
         "plan": plan,
         "why": why,
@@ -71,9 +73,9 @@ def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Pat
     return write_page(render_template("plan_page.html.j2", parts), destination)
 
 
-def _cards(plan: PlanResult) -> tuple[Card, ...]:
+def _cards(plan: Plan) -> tuple[Card, ...]:
     """Choose what decides: how long, whether it fits, how fast, how dear."""
-    memory, time, bill = _memory_card(plan.memory), plan.time, plan.bill
+    memory, time, bill = _memory_card(plan.memory), plan.rates, plan.bill
     if time is None or bill is None:
         unknown = numbers.ABSENT, ("not predicted: see what is missing",)
         return Card("step", *unknown), memory, Card("device-hours", *unknown)
@@ -97,7 +99,7 @@ def _cards(plan: PlanResult) -> tuple[Card, ...]:
     )
 
 
-def _memory_card(memory: PlannedMemory) -> Card:
+def _memory_card(memory: Memory) -> Card:
     title, value = "memory of the fullest rank", f"{memory.peak_bytes / GIB:.1f} GiB"
     said = memory.verdict.replace("_", " ")
     usable = f"of {memory.usable_bytes / GIB:.1f} GiB usable"
@@ -167,7 +169,7 @@ def cut_microbatches(timeline: Timeline) -> tuple[int, int] | None:
     return (min(left), max(left)) if left else None
 
 
-def memory_figure(memory: PlannedMemory) -> PlotlyFigure:
+def memory_figure(memory: Memory) -> PlotlyFigure:
     """Stack what each pipeline rank holds at its peak, and mark what a device has.
 
     The peak is either in the passes or in the optimizer's step: the lower one is left out.

@@ -11,17 +11,9 @@ from components.config.rank_groups import Node, RankGroups
 from components.config.schema.sections import AXES, PublishedFigure
 from components.energy.emissions import Emissions
 from components.planner.cost import CheckpointCost, CostEstimate
-from components.planner.plan import Plan
-from components.planner.rates import PlannedTime
-from components.planner.recompute import PlannedRecomputation
-from components.planner.result import (
-    ComparedFigure,
-    PlannedExperts,
-    PlannedMemory,
-    PlannedPhase,
-    PlanResult,
-)
-from components.planner.search_result import GIB, FoundLayout, LayoutsFound
+from components.planner.memory import GIB, Memory
+from components.planner.plan import ComparedFigure, LayoutsFound, Plan, PlannedPhase
+from components.planner.rates import PlannedExperts, PlannedRecomputation, PlannedTime
 from components.planner.time import timeline_of
 from components.planner.timeline import Timeline
 from components.report import numbers
@@ -40,7 +32,7 @@ PARTS = (
 )
 
 
-def memory_sheet(memory: PlannedMemory) -> Grid:
+def memory_sheet(memory: Memory) -> Grid:
     """Lay out the parts of each pipeline rank's memory, in GiB; they add up to its peak."""
     parts = [part for part in PARTS if any(stage[f"{part}_bytes"] for stage in memory.by_stage)]
     rows = []
@@ -51,21 +43,21 @@ def memory_sheet(memory: PlannedMemory) -> Grid:
     return Grid(title=title, columns=("stage", *parts, "peak"), rows=rows)
 
 
-def time_sheet(plan: PlanResult, *, now: datetime | None) -> Grid:
+def time_sheet(plan: Plan, *, now: datetime | None) -> Grid:
     """Lay out the step, its parts and rates, and what the run costs; ``now`` dates its end."""
-    layout = plan.layout.parallelism
-    rows = [("layout", f"{plan.layout.nodes:,} nodes: {layout.product}")]
+    layout = plan.job.layout
+    rows = [("layout", f"{plan.recipe.cluster.nodes:,} nodes: {layout.product}")]
     if plan.recomputation is not None:
         rows.append(("recomputation", _recomputation(plan.recomputation)))
     if plan.experts is not None:
         rows += _expert_rows(plan.experts, layout.expert)
-    if plan.time is None or plan.bill is None:
+    if plan.rates is None or plan.bill is None:
         rows.append(("step", "not predicted: see what is missing"))
     else:
-        rows += _step_rows(plan.time)
+        rows += _step_rows(plan.rates)
         if (found := plan.calibration) is not None:
             said = f"{found.layouts} layouts, {found.fitted_on}; others are off by a median of "
-            rows.append(("  calibrated on", f"{said}{found.median_error:.1%}"))
+            rows.append(("  calibrated on", f"{said}{found.time_error.held_out.median:.1%}"))
         rows += bill_rows(plan.bill, now)
     return Grid(columns=("time and bill", ""), rows=rows)
 
@@ -232,19 +224,20 @@ def published_sheet(published: Mapping[str, PublishedFigure]) -> Grid:
 def search_sheet(found: LayoutsFound) -> Grid:
     """Lay out the best layouts and the published one: what they hold, how long they take."""
     rows = [_layout_row(str(place), one) for place, one in enumerate(found.best, 1)]
-    if isinstance(found.paper, FoundLayout):
-        rows.append(_layout_row("paper", found.paper))
+    if found.published is not None:
+        rows.append(_layout_row("paper", found.published))
+    counts, nodes = found.counts, found.best[0].recipe.cluster.nodes
     title = (
-        f"layouts: {found.considered:,} considered, {found.legal:,} legal, "
-        f"{found.fitting:,} fit {found.best[0].nodes:,} nodes"
+        f"layouts: {counts.considered:,} considered, {counts.legal:,} legal, "
+        f"{counts.fitting:,} fit {nodes:,} nodes"
     )
     settings = ("ZeRO", "sequences", "schedule", "recomputes")
     columns = ("", *AXES, *settings, "GiB", "", "step, s", "days")
     return Grid(title=title, columns=columns, rows=rows)
 
 
-def _layout_row(place: str, found: FoundLayout) -> tuple[str, ...]:
-    step, days, layout = found.step_seconds, found.days, found.layout
+def _layout_row(place: str, plan: Plan) -> tuple[str, ...]:
+    step, bill, layout = plan.time, plan.bill, plan.recipe.parallelism
     stages, every = layout.stages_per_rank, layout.recompute_every
     parts = layout.recompute
     again = parts if isinstance(parts, str) else "+".join(parts)
@@ -256,10 +249,10 @@ def _layout_row(place: str, found: FoundLayout) -> tuple[str, ...]:
         str(layout.microbatch_sequences),
         schedule if layout.pipeline > 1 else "",
         again if every == 1 else f"{again} / {every}",
-        f"{found.peak_bytes / GIB:.1f}",
-        found.verdict.replace("_", " "),
-        "" if step is None else f"{step:.4g}",
-        "" if days is None else f"{days:.3g}",
+        f"{plan.memory.peak_bytes / GIB:.1f}",
+        plan.memory.verdict.replace("_", " "),
+        "" if step is None else f"{step.total:.4g}",
+        "" if bill is None else f"{bill.days:.3g}",
     )
 
 

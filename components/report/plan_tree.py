@@ -1,6 +1,6 @@
 """The bill of a tree of runs as a table: a line a node, their sum, and the longest way."""
 
-from components.planner.tree import PlannedNode, PlannedTree
+from components.planner.cost import PlannedNode, PlannedTree
 from components.report.plan_tables import significant
 from components.report.tables import Grid
 

@@ -22,7 +22,6 @@ from components.config.check import check_recipe
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
-from components.planner.result import plan_result
 from components.report.plan_tables import picture_of
 from components.sharing.differences import Side, compare
 from components.terminal import (
@@ -139,7 +138,7 @@ def test_a_recipe_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_plan_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = hostile(at_home("teuken7b"))
     plan = plan_recipe(recipe)
-    print_plan(plan_result(recipe, plan), picture_of(plan), now=None)
+    print_plan(plan, picture_of(plan), now=None)
     out = capsys.readouterr().out
     assert not any(one in out for one in ACTING)
     assert f"assumed, not in the sources: {next(iter(recipe.assumed))}: {SHOWN}" in out

@@ -9,7 +9,6 @@ import pytest
 
 from command.plan_text import characters_per_second, print_plan, shown_ranks, timeline_rows
 from components.planner.plan import plan_recipe
-from components.planner.result import plan_result
 from components.planner.schedule import orders
 from components.planner.timeline import PassSeconds, Timeline, simulate
 from components.report.plan_tables import Picture, picture_of
@@ -29,7 +28,7 @@ def printed(name: str, *words: str) -> str:
     recipe = at_home(name, *words)
     plan = plan_recipe(recipe)
     with redirect_stdout(StringIO()) as file:
-        print_plan(plan_result(recipe, plan), picture_of(plan), now=None)
+        print_plan(plan, picture_of(plan), now=None)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 

@@ -20,7 +20,6 @@ from components.config.check import check_recipe
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
-from components.planner.result import plan_result
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = Path(__file__).parent / "plans.csv"
@@ -33,7 +32,7 @@ def at_home(name: str, *words: str) -> Recipe:
 
 
 def plan_tree(recipe: Recipe) -> dict[str, Any]:
-    return plan_result(recipe, plan_recipe(recipe)).as_json()
+    return plan_recipe(recipe).as_json()
 
 
 COLUMNS = (

@@ -14,8 +14,9 @@ from command.arguments import read_point
 from command.composition.compose import compose, compose_recipe
 from command.composition.layout_search import SearchResult
 from command.perform import perform
-from components.planner.plan import plan_recipe
-from components.planner.search_result import LayoutsFound, describe, layouts_found, step_parts
+from components.planner.plan import LayoutsFound, plan_recipe
+from components.planner.search import describe
+from components.planner.search_result import layouts_found, step_parts
 from tests.recipes.test_plans import at_home
 
 SEARCHES = Path(__file__).parent / "searches"
@@ -47,7 +48,7 @@ def found_abroad(name: str, cluster: str, *words: str) -> LayoutsFound:
 @pytest.mark.quick("teuken7b-aurora")
 @pytest.mark.parametrize(("name", "cluster"), ABROAD)
 def test_what_is_found_abroad_is_its_golden_file(name: str, cluster: str) -> None:
-    tree = found_abroad(name, cluster).model_dump(mode="json")
+    tree = found_abroad(name, cluster).as_json()
     assert tree.pop("seconds") > 0
     tree["best"] = [{key: one[key] for key in one if key != "layout"} for one in tree["best"]]
     tree["paper"].pop("layout", None)

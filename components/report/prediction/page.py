@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from components.planner.result import PlanResult
+from components.planner.plan import Plan
 from components.report import numbers
 from components.report.figures import PlotlyFigure, colour, empty_figure
 from components.report.html import figure_html, render_template, write_page
@@ -30,7 +30,7 @@ class PredictedRecipe:
 
 
 def write_prediction(
-    said: PredictedRecipe, found: Prediction, law: Law, plan: PlanResult, destination: Path
+    said: PredictedRecipe, found: Prediction, law: Law, plan: Plan, destination: Path
 ) -> Path:
     """Write the page whole or not at all."""
     parts = {
@@ -48,7 +48,7 @@ def write_prediction(
     return write_page(render_template("prediction/page.html.j2", parts), destination)
 
 
-def _cards(found: Prediction, plan: PlanResult) -> tuple[Card, ...]:
+def _cards(found: Prediction, plan: Plan) -> tuple[Card, ...]:
     low, high = found.loss.low, found.loss.high
     bill = plan.bill
     return (

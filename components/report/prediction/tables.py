@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from components.planner.result import PlanResult
+from components.planner.plan import Plan
 from components.report import numbers
 from components.report.plan_tables import bill_rows
 from components.report.tables import Grid
@@ -67,7 +67,7 @@ def by_budgets_row(best: BestByBudgets) -> tuple[str, str]:
     )
 
 
-def plan_rows(plan: PlanResult) -> list[tuple[str, str]]:
+def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return what the run costs by plan, if its step could be predicted."""
     if plan.bill is None:
         return [("bill", "not predicted: action=plan says what is missing")]

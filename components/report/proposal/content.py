@@ -9,9 +9,9 @@ from components.config.recipe import Recipe
 from components.config.schema.types import thaw
 from components.data.token_file import width_of
 from components.planner.cost import CostEstimate
+from components.planner.memory import GIB
+from components.planner.plan import Plan
 from components.planner.rates import PlannedTime
-from components.planner.result import PlanResult
-from components.planner.search_result import GIB
 from components.planner.tree import WEIGHT_BYTES, kept_checkpoints, weights_bytes
 from components.report import numbers
 from components.report.plan_tables import significant
@@ -33,7 +33,7 @@ class LadderSays:
     notes: tuple[str, ...]
 
 
-def propose(recipe: Recipe, plan: PlanResult, ladder: LadderSays | None) -> Proposal:
+def propose(recipe: Recipe, plan: Plan, ladder: LadderSays | None) -> Proposal:
     """Put a proposal together from a recipe, its plan, and a ladder if there is one."""
     sections = [
         ProposalPart(title="Model", rows=tuple(_model(recipe))),
@@ -88,12 +88,12 @@ def _budget(recipe: Recipe) -> Iterator[Row]:
     yield "tokens a sequence", f"{budget.sequence_length:,}", RECIPE
 
 
-def _compute(recipe: Recipe, plan: PlanResult) -> ProposalPart:
-    if plan.bill is None or plan.time is None:
+def _compute(recipe: Recipe, plan: Plan) -> ProposalPart:
+    if plan.bill is None or plan.rates is None:
         row = ("device-hours", NOT_KNOWN, "no plan: see Risks")
         return ProposalPart(title="Computing time", rows=(row,))
-    rows = tuple(_bill(recipe, plan, plan.bill, plan.time))
-    factor = plan.time.step_seconds_high / plan.time.step_seconds
+    rows = tuple(_bill(recipe, plan, plan.bill, plan.rates))
+    factor = plan.rates.step_seconds_high / plan.rates.step_seconds
     notes = [
         "The upper end takes each step for as long as the plan's range allows, "
         f"{factor:.2f} times the expected step."
@@ -105,9 +105,7 @@ def _compute(recipe: Recipe, plan: PlanResult) -> ProposalPart:
     return ProposalPart(title="Computing time", rows=rows, notes=tuple(notes))
 
 
-def _bill(
-    recipe: Recipe, plan: PlanResult, bill: CostEstimate, time: PlannedTime
-) -> Iterator[Row]:
+def _bill(recipe: Recipe, plan: Plan, bill: CostEstimate, time: PlannedTime) -> Iterator[Row]:
     factor = time.step_seconds_high / time.step_seconds
     expected = f"expected {time.step_seconds_low:.3g} to {time.step_seconds_high:.3g} s"
     rate = f"{time.tokens_per_second_per_device:,.0f} tokens a second a device"
@@ -146,14 +144,14 @@ def _bill(
     yield "CO2e", NOT_KNOWN if carbon is None else numbers.carbon(carbon), said
 
 
-def _layout(recipe: Recipe, plan: PlanResult) -> Iterator[Row]:
-    layout, memory = plan.layout, plan.memory
+def _layout(recipe: Recipe, plan: Plan) -> Iterator[Row]:
+    cluster, layout, memory = recipe.cluster, plan.job.layout, plan.memory
     devices = _stated(recipe, "devices", RECIPE)
-    yield "nodes", f"{layout.nodes:,} of {layout.devices_per_node} devices", devices
-    degrees = [f"{axis} {degree}" for axis, degree in layout.parallelism.used_axes.items()]
+    yield "nodes", f"{cluster.nodes:,} of {cluster.devices_per_node} devices", devices
+    degrees = [f"{axis} {degree}" for axis, degree in layout.used_axes.items()]
     yield "degrees", ", ".join(degrees) or "one rank", RECIPE
-    yield "ZeRO stage", str(layout.parallelism.zero), RECIPE
-    yield "microbatches a step", f"{layout.microbatches:,}", RECIPE
+    yield "ZeRO stage", str(layout.zero), RECIPE
+    yield "microbatches a step", f"{plan.job.microbatches:,}", RECIPE
     used, usable = memory.peak_bytes / GIB, memory.usable_bytes / GIB
     said = f"{used:.1f} of {usable:.1f} GiB usable, {memory.verdict.replace('_', ' ')}"
     yield "memory of the fullest device", said, PLAN
@@ -161,7 +159,7 @@ def _layout(recipe: Recipe, plan: PlanResult) -> Iterator[Row]:
         yield "spare nodes of each job", str(recipe.cluster.spare_nodes), RECIPE
 
 
-def _checkpoints(recipe: Recipe, plan: PlanResult) -> Iterator[Row]:
+def _checkpoints(recipe: Recipe, plan: Plan) -> Iterator[Row]:
     policy, bill = recipe.checkpoint, plan.bill
     yield "every", f"{policy.every_tokens:,} tokens", RECIPE
     if bill is not None:
@@ -183,23 +181,23 @@ def _checkpoints(recipe: Recipe, plan: PlanResult) -> Iterator[Row]:
         yield "copied to", policy.copy_to, RECIPE
 
 
-def _risks(plan: PlanResult) -> ProposalPart:
+def _risks(plan: Plan) -> ProposalPart:
     rows = list[Row]()
     if plan.memory.verdict != "fits":
         rows.append(("memory", plan.memory.verdict.replace("_", " "), PLAN))
     if plan.limit is not None:
-        rows.append((plan.limit.figure, plan.limit.problem, plan.limit.remedy))
-    rows += [(one.figure, one.problem, one.remedy) for one in plan.missing]
+        rows.append((plan.limit.path, plan.limit.problem, plan.limit.remedy))
+    rows += [(one.path, one.problem, one.remedy) for one in plan.missing]
     rows += [
         (f"assumed: {name}", numbers.exact(thaw(item.value))[:120], item.reason)
-        for name, item in plan.assumed.items()
+        for name, item in plan.recipe.assumed.items()
     ]
     columns = ("", "risk", "the way out, or why it was assumed")
     title = "Risks, and what nobody has measured"
     return ProposalPart(title=title, rows=tuple(rows), columns=columns)
 
 
-def _sources(recipe: Recipe, plan: PlanResult) -> ProposalPart:
+def _sources(recipe: Recipe, plan: Plan) -> ProposalPart:
     rows: Sequence[Row] = [
         (name, f"{numbers.exact(item.value)} {item.unit}", item.source)
         for name, item in recipe.published.items()
@@ -207,12 +205,13 @@ def _sources(recipe: Recipe, plan: PlanResult) -> ProposalPart:
     fitted = plan.calibration
     how = "constants of the engine, not calibrated on this cluster"
     if fitted is not None:
-        how = f"calibrated on {fitted.fitted_on}, off by a median of {fitted.median_error:.1%}"
+        error = fitted.time_error.held_out.median
+        how = f"calibrated on {fitted.fitted_on}, off by a median of {error:.1%}"
     notes = (f"The plan: {how}.", f"Fingerprint of the recipe: {compute_fingerprint(recipe)}.")
     return ProposalPart(title="Published figures", rows=tuple(rows), notes=notes)
 
 
-def _storage(recipe: Recipe, plan: PlanResult) -> Iterator[Row]:
+def _storage(recipe: Recipe, plan: Plan) -> Iterator[Row]:
     """Yield item, value and source; the sum is that of what is known."""
     policy, total = recipe.checkpoint, recipe.budget.total_tokens
     item = 2 if width_of(recipe.model["vocab_size"]) == "uint16" else 4
@@ -248,9 +247,9 @@ def _bytes(count: float) -> str:
     return f"{count / TERA:,.2f} TB" if count >= TERA else f"{count / GIGA:,.1f} GB"
 
 
-def _whole_tree(plan: PlanResult) -> ProposalPart:
+def _whole_tree(plan: Plan) -> ProposalPart:
     """Lay out the sums of a trunk and its children, then a row a node."""
-    tree, time, rows = plan.children, plan.time, list[Row]()
+    tree, time, rows = plan.children, plan.rates, list[Row]()
     assert tree is not None, "only who has children asks"
     if tree.device_hours is not None and time is not None:
         # Nobody has asked for the range of each child's layout: the trunk's stands for all.

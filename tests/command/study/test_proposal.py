@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from command.composition.compose import compose_recipe
 from command.main import main
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
-from components.planner.result import plan_result
 from components.report.proposal.content import propose
 from components.report.proposal.page import Proposal, ProposalPart, markdown
 from tests.command.study.test_ladder import PREDICT, ladder
@@ -125,9 +125,7 @@ def test_a_ladders_prediction_is_a_section(
 
 def test_a_machine_that_nobody_measured_has_no_bill(folder: Path) -> None:
     recipe = compose_recipe(read_point(["action=propose", *WORDS]))
-    plan = plan_result(recipe, plan_recipe(recipe)).model_copy(
-        update={"time": None, "bill": None}
-    )
+    plan = replace(plan_recipe(recipe), time=None, run=None)
     found = rows(markdown(propose(recipe, plan, None)))
     assert found["device-hours"][0] == found["a checkpoint"][0] == "not known"
 

@@ -97,7 +97,7 @@ def test_phases_that_the_parent_has_taken_are_not_planned() -> None:
     cut = {"past": 10**12, "crossing": 2 * 10**12, "own": 5 * 10**12}
     tree["phases"] = {name: {"from_tokens": first} for name, first in cut.items()}
     plan = plan_recipe(check_recipe(tree))
-    assert [one.recipe.span.name for one in plan.phases] == ["crossing", "own"]
+    assert [one.recipe.span.name for one in plan.steps] == ["crossing", "own"]
     assert plan.bill is not None
     assert plan.bill.steps == branched().derived.steps - branched().first_step
     assert recipe_of(check_recipe(tree), "own").first_step == LEFT // STEP

@@ -18,7 +18,6 @@ from components.model.expert_products import Matrices, loop, sorted_products
 from components.planner.experts import copied_bytes, host_reads, load_factor, started
 from components.planner.job import ExpertPath, TrainingJob
 from components.planner.plan import Plan, plan_recipe
-from components.planner.result import plan_result
 from components.planner.states import rank_parameters
 from components.planner.time import averaged_bytes, layer_parts, plan_time
 from components.report.plan_tables import time_sheet
@@ -191,20 +190,18 @@ def recipe_of(*words: str) -> Recipe:
 
 def test_path_router_and_optimizer_each_change_the_step_by_what_the_plan_says() -> None:
     words = ("model.mlp.path=loop", "parallelism.expert_aware=false")
-    recipe = recipe_of(*words)
     plan = planned(*words)
-    result = plan_result(recipe, plan)
-    found, step = result.experts, result.time
+    found, step = plan.experts, plan.time
     assert found is not None
     assert step is not None
     even = planned(*words, "model.mlp.routing=uniform").time
     aware = planned("model.mlp.path=loop").time
     assert even is not None
     assert aware is not None
-    assert step.step_seconds - even.total == pytest.approx(found.load_seconds)
-    assert step.step_seconds - aware.total == pytest.approx(found.plain_seconds)
+    assert step.total - even.total == pytest.approx(found.load_seconds)
+    assert step.total - aware.total == pytest.approx(found.plain_seconds)
     assert min(found.load_seconds, found.plain_seconds, found.path_seconds) > 0
-    said = {row[0]: row[1] for row in time_sheet(result, now=None).rows}
+    said = {row[0]: row[1] for row in time_sheet(plan, now=None).rows}
     assert said["experts"].startswith("in a loop that asks the host before each: ")
     assert "assumed: 1.25 on the fullest expert" in said["  load"]
     assert said["  plain optimizer"].startswith("12 expert ranks repeat dense state: ")
@@ -212,11 +209,11 @@ def test_path_router_and_optimizer_each_change_the_step_by_what_the_plan_says() 
 
 def test_a_dense_model_has_no_experts_row_and_an_even_one_says_so() -> None:
     recipe = recipe_of("model.mlp.routing=uniform")
-    sheet = time_sheet(plan_result(recipe, plan_recipe(recipe)), now=None)
+    sheet = time_sheet(plan_recipe(recipe), now=None)
     said = {row[0]: row[1] for row in sheet.rows}
     assert said["  load"] == "forced to be even"
     dense = compose_recipe(read_point(["recipe=mula1b", "cluster=aurora"]))
-    assert plan_result(dense, plan_recipe(dense)).experts is None
+    assert plan_recipe(dense).experts is None
 
 
 def test_grouped_products_of_few_rows_fill_the_device_that_single_ones_do_not() -> None:

@@ -14,14 +14,10 @@ from components.planner.job import job_from_recipe
 from components.planner.layer import layer_bytes_per_token
 from components.planner.memory import plan_memory
 from components.planner.plan import plan_recipe
-from components.planner.recompute import (
-    NOTHING,
-    Choice,
-    choices,
-    least_that_fits,
-    price_recompute,
-)
+from components.planner.rates import price_recompute
+from components.planner.recompute import NOTHING, Choice, choices, least_that_fits
 from components.planner.search import penalise_tight
+from components.planner.step_plan import StepPlan
 from components.planner.time import layer_parts, plan_time, recompute_fraction
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
@@ -123,12 +119,14 @@ def test_where_no_time_is_known_the_first_that_fits_is_chosen() -> None:
     cluster = recipe.cluster.model_copy(update={"hardware": blind})
     recipe = recipe.model_copy(update={"cluster": cluster})
     found = least_that_fits(recipe)
-    memory = plan_memory(found.of(job_from_recipe(recipe)), blind, ours().memory)
+    chosen = found.of(job_from_recipe(recipe))
+    memory = plan_memory(chosen, blind, ours().memory)
     assert found.recompute == "full"
     assert memory.verdict == "tight"  # of all choices the smallest
-    assert (
-        price_recompute(found.of(job_from_recipe(recipe)), blind, ours()).extra_seconds is None
-    )
+    step = StepPlan(recipe=recipe, job=chosen, memory=memory)
+    price = price_recompute(step, blind, ours())
+    assert price is not None
+    assert price.extra_seconds is None
 
 
 def test_zero_bubble_has_no_choice() -> None:
@@ -195,9 +193,11 @@ def test_the_plan_prices_what_it_recomputes() -> None:
     }
     none = plans["none"]
     assert none.time is not None
+    assert none.recomputation is None
     for again in ("selective", "full"):
         plan = plans[again]
-        price = price_recompute(plan.job, plan.hardware, plan.software)
+        price = plan.recomputation
         assert plan.time is not None
+        assert price is not None
         assert price.extra_seconds == pytest.approx(plan.time.total - none.time.total)
         assert price.saved_bytes == round(none.memory.peak - plan.memory.peak)

@@ -11,7 +11,6 @@ from components.config.check import check_recipe
 from components.config.recipe import Recipe
 from components.planner.interruptions import HOUR
 from components.planner.plan import Plan, plan_recipe
-from components.planner.result import plan_result
 from components.report.plan_tables import phases_sheet
 
 HALF = 3_000_000_000_000 // 4_194_304 * 4_194_304  # whole steps
@@ -46,21 +45,21 @@ def test_a_phase_that_changes_nothing_costs_what_its_steps_cost_before() -> None
     assert 0 <= cut.bill.jobs - plain.bill.jobs <= 1
     assert 0 <= cut.bill.checkpoints.count - plain.bill.checkpoints.count <= 1
     assert plain.phases == ()
-    assert phases_sheet(plan_result(base(), plain).phases).rows == []
-    assert "phases" not in plan_result(base(), plain).as_json()
+    assert phases_sheet(plain.phases).rows == []
+    assert "phases" not in plain.as_json()
 
 
 def test_each_phase_has_the_step_of_a_run_of_its_own_and_all_add_up() -> None:
     plan = planned(long=LONG)
-    recipe = plan.phases[1].recipe.whole
+    recipe = plan.steps[1].recipe.whole
     alone = base().model_dump(mode="json")
     alone["budget"]["sequence_length"] = 65_536
     alone["parallelism"] |= {"context": 8, "data": 16, "data_shard": 16}
     other = plan_recipe(check_recipe(alone))
-    assert plan.phases[1].time == other.time
-    assert plan.phases[1].memory == other.memory
+    assert plan.steps[1].time == other.time
+    assert plan.steps[1].memory == other.memory
     assert plan.fullest.peak == max(plan.memory.peak, other.memory.peak)
-    first, long = plan_result(recipe, plan).phases
+    first, long = plan.phases
     assert (first.name, long.name) == ("", "long")
     assert long.tokens_per_step == first.tokens_per_step == 4_194_304
     degrees = {"data": 16, "tensor": 2, "pipeline": 2, "expert": 1, "context": 8}
@@ -84,8 +83,8 @@ def test_a_machine_whose_steps_nobody_can_predict_still_has_the_memory_of_each_p
     }
     plan = plan_recipe(check_recipe({**tree, "phases": {"long": LONG}}))
     assert plan.time is None
-    assert [one.time for one in plan.phases] == [None, None]
-    first, long = plan_result(base(), plan).phases
+    assert [one.time for one in plan.steps] == [None, None]
+    first, long = plan.phases
     assert first.device_hours is long.device_hours is None
-    assert long.peak_bytes == round(plan.phases[1].memory.peak)
+    assert long.peak_bytes == round(plan.steps[1].memory.peak)
     assert phases_sheet((first, long)).rows[-1][-1] == ""

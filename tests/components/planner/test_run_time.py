@@ -27,7 +27,7 @@ def billed(plan: Plan) -> CostEstimate:
     return plan.bill
 
 
-def course_of(plan: Plan) -> RunTimeline:
+def timeline_of(plan: Plan) -> RunTimeline:
     assert plan.run is not None
     return plan.run
 
@@ -52,30 +52,33 @@ def test_the_parts_add_up_to_the_days_and_the_days_to_the_bill() -> None:
     assert bill.waiting_days == 0.0
 
 
-def test_bloom_s_course_by_hand() -> None:
+def test_bloom_s_run_by_hand() -> None:
     plan = planned(*BLOOM)
-    course = course_of(plan)
-    work, saving = course.work, course.work.saving
+    bill, work = billed(plan), timeline_of(plan).work
+    saving = work.saving
     # 365.4e9 tokens, every 419,430,400; the run ends between two of them.
     assert (work.steps, work.checkpoints, work.evaluations) == (95_000, 872, 89)
     assert saving.write == pytest.approx(40.0, abs=0.1)  # as published
-    assert course.start_up == pytest.approx(11 + 0.52 * 384)
-    assert course.failures is not None
+    assert bill.start_up_seconds == pytest.approx(11 + 0.52 * 384)
+    assert bill.failures.count is not None
+    assert bill.failures.each_seconds is not None
     between = 8_064 * 3_600 / 48
-    each = work.seconds / 872 / 2 + course.start_up + saving.read + saving.whole
-    assert course.failures.each == pytest.approx(each)
-    interrupted = work.seconds + course.failures.total
-    assert course.failures.count == pytest.approx(interrupted / between)
-    assert course.best_interval == pytest.approx((2 * saving.stall * between) ** 0.5)
+    each = work.seconds / 872 / 2 + bill.start_up_seconds + saving.read + saving.whole
+    assert bill.failures.each_seconds == pytest.approx(each)
+    interrupted = work.seconds + bill.failures.count * each
+    assert bill.failures.count == pytest.approx(interrupted / between)
+    assert bill.checkpoints.best_interval_seconds == pytest.approx(
+        (2 * saving.stall * between) ** 0.5
+    )
     assert saving.whole < (2 * saving.stall * between) ** 0.5
 
 
 def test_checkpoints_faster_than_the_disk_wait_for_it() -> None:
     often, waits = (
-        course_of(planned(*BLOOM, "checkpoint.every_tokens=4_194_304", *more))
+        timeline_of(planned(*BLOOM, "checkpoint.every_tokens=4_194_304", *more))
         for more in ((), ("checkpoint.asynchronous=false",))
     )
-    seldom = course_of(planned(*BLOOM)).work
+    seldom = timeline_of(planned(*BLOOM)).work
     assert seldom.stall == seldom.saving.stall == seldom.saving.copy
     work = often.work
     useful = work.useful + work.evaluations * work.evaluation
@@ -84,21 +87,23 @@ def test_checkpoints_faster_than_the_disk_wait_for_it() -> None:
     assert slow.stall == pytest.approx(work.saving.stall + wait)
     assert slow.interval == pytest.approx(slow.saving.whole + slow.saving.stall)
     assert waits.work.stall == waits.work.saving.whole
-    assert waits.best_interval is not None
-    assert often.best_interval is not None
-    assert often.best_interval < waits.best_interval
+    best = [run.cost.checkpoints.best_interval_seconds for run in (often, waits)]
+    assert best[0] is not None
+    assert best[1] is not None
+    assert best[0] < best[1]
 
 
 def test_rarer_checkpoints_stall_less_and_lose_more() -> None:
     often, rarely = (
-        course_of(planned(*BLOOM, f"checkpoint.every_tokens={tokens}"))
+        timeline_of(planned(*BLOOM, f"checkpoint.every_tokens={tokens}"))
         for tokens in (419_430_400, 4_194_304_000)
     )
     assert rarely.work.checkpoints < often.work.checkpoints
     assert rarely.work.seconds < often.work.seconds
-    assert often.failures is not None
-    assert rarely.failures is not None
-    assert rarely.failures.each > often.failures.each
+    lost = [run.cost.failures.each_seconds for run in (often, rarely)]
+    assert lost[0] is not None
+    assert lost[1] is not None
+    assert lost[1] > lost[0]
 
 
 def test_the_best_cadence_that_is_named_is_better_than_the_recipe_s() -> None:
@@ -127,10 +132,10 @@ def test_faster_storage_takes_fewer_days_and_more_failures_more() -> None:
 
 
 def test_more_nodes_fail_more_often_in_a_day() -> None:
-    few, many = (course_of(planned(*BLOOM, f"parallelism.data={data}")) for data in (4, 8))
-    assert few.failures is not None
-    assert many.failures is not None
-    assert many.failures.count / many.total > 1.9 * few.failures.count / few.total
+    few, many = (billed(planned(*BLOOM, f"parallelism.data={data}")) for data in (4, 8))
+    assert few.failures.count is not None
+    assert many.failures.count is not None
+    assert many.failures.count / many.days > 1.9 * few.failures.count / few.days
 
 
 def test_a_profile_without_failures_and_storage_goes_on_and_names_them() -> None:
@@ -156,7 +161,8 @@ def test_a_run_that_loses_more_than_it_does_is_told_so() -> None:
     plan = plan_recipe(recipe)
     told = {item.path: item for item in plan.missing}["checkpoint.every_tokens"]
     assert "a failure comes every 168 h and costs longer than that" in told.problem
-    assert f"checkpoint.every_tokens={course_of(plan).best_every_tokens}" in told.remedy
+    best = billed(plan).checkpoints.best_every_tokens
+    assert f"checkpoint.every_tokens={best}" in told.remedy
     assert billed(plan).failure_days is None
 
 

@@ -16,8 +16,8 @@ import pytest
 from pydantic import BaseModel
 
 from command.study.page import write_study
-from components.planner.plan import plan_recipe
-from components.planner.result import plan_result
+from components.errors import RecipeError
+from components.planner.plan import Plan, plan_recipe
 from components.report.data_card import write_card
 from components.report.figures import empty_figure
 from components.report.html import figure_html
@@ -138,8 +138,29 @@ def _card(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Pat
 
 
 def _plan(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
-    result, picture = planned("teuken7b")
-    return write_plan(planted(result), picture, why=planted("why"), destination=page)
+    plan, picture = planned("teuken7b")
+    return write_plan(_planted(plan, planted), picture, why=planted("why"), destination=page)
+
+
+def _planted(plan: Plan, planted: Callable[[Any], Any]) -> Plan:
+    """Plant what a plan shows of others' text; what it computes with stays."""
+    recipe, run = plan.recipe, plan.run
+    assert run is not None
+    named = planted({key: getattr(recipe, key) for key in ("name", "published", "assumed")})
+    scale, cluster = (
+        section.model_copy(update={"name": planted(section.name)})
+        for section in (recipe.scale, recipe.cluster)
+    )
+    missing = [
+        RecipeError(*map(planted, (one.path, one.problem, one.remedy))) for one in plan.missing
+    ]
+    return replace(
+        plan,
+        recipe=recipe.model_copy(update={**named, "scale": scale, "cluster": cluster}),
+        missing=tuple(missing),
+        limit=RecipeError(*map(planted, ("cluster.nodes", "problem", "remedy"))),
+        run=replace(run, cost=planted(run.cost)),
+    )
 
 
 def _study(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
@@ -167,14 +188,15 @@ def _prediction(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) 
     said = PredictedRecipe(
         title="t", unit="nats", convention="c", notes=("n",), rows=(("a", "b"),), again="again"
     )
-    result, _ = planned("teuken7b")
-    return write_prediction(planted(said), planted(found), law, planted(result), page)
+    plan, _ = planned("teuken7b")
+    plan = _planted(plan, planted)
+    return write_prediction(planted(said), planted(found), law, plan, page)
 
 
 def _proposal(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) -> Path:
     recipe = at_home("teuken7b")
     says = LadderSays(study="s", rows=(("a", "b"),), notes=("n",))
-    proposal = propose(recipe, plan_result(recipe, plan_recipe(recipe)), says)
+    proposal = propose(recipe, plan_recipe(recipe), says)
     return write_proposal(planted(proposal), page)
 
 

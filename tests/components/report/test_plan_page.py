@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 
 from components.errors import RecipeError
-from components.planner.plan import plan_recipe
-from components.planner.result import PlanResult, plan_result
+from components.planner.memory import RankMemory
+from components.planner.plan import Plan, plan_recipe
 from components.planner.schedule import orders
+from components.planner.states import States, UpdateBytes
 from components.planner.timeline import PassSeconds, Timeline, simulate
 from components.report.plan_page import (
     MOST_BLOCKS,
@@ -50,13 +52,13 @@ class Reader(HTMLParser):
             self.text += f"{data} "
 
 
-def planned(name: str, *words: str) -> tuple[PlanResult, Picture]:
+def planned(name: str, *words: str) -> tuple[Plan, Picture]:
     recipe = at_home(name, *words)
     plan = plan_recipe(recipe)
-    return plan_result(recipe, plan), picture_of(plan)
+    return plan, picture_of(plan)
 
 
-def read(result: PlanResult, picture: Picture, folder: Path) -> Reader:
+def read(result: Plan, picture: Picture, folder: Path) -> Reader:
     file = write_plan(result, picture, why="why not?", destination=folder / "plan.html")
     return Reader(file.read_text("utf-8"))
 
@@ -113,7 +115,8 @@ def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
 
 def test_names_are_text_and_nothing_else(tmp_path: Path) -> None:
     result, picture = planned("playbook3b")
-    named = result.model_copy(update={"recipe": "</script><img src=x>"})
+    recipe = result.recipe.model_copy(update={"name": "</script><img src=x>"})
+    named = replace(result, recipe=recipe)
     page = read(named, picture, tmp_path)
     assert "img" not in page.tags
     assert "</script><img src=x>" in page.text
@@ -175,12 +178,17 @@ def test_a_chart_of_too_many_passes_leaves_out_those_in_the_middle() -> None:
 
 def test_the_memory_chart_adds_up_to_the_peaks() -> None:
     memory = planned("teuken7b")[0].memory
-    stepping = dict.fromkeys(memory.by_stage[0], 0) | {
-        "weights_bytes": 2**30,
-        "step_bytes": 2**29,
-    }
-    stages = [*memory.by_stage, stepping]
-    figure = memory_figure(memory.model_copy(update={"by_stage": stages}))
+    stepping = RankMemory(
+        states=States(weights=2.0**30, gradients=0.0, master=0.0, optimizer=0.0),
+        earlier_gradients=0.0,
+        casts=0.0,
+        activations=0.0,
+        loss=0.0,
+        buffers=0.0,
+        update=UpdateBytes(gradients=0.0, step=2.0**29),
+        base=0.0,
+    )
+    figure = memory_figure(replace(memory, ranks=(*memory.ranks, stepping)))
     sums = [sum(trace.x[rank] for trace in figure.data) for rank in range(3)]
     peaks = [stage["peak_bytes"] / 2**30 for stage in memory.by_stage]
     assert sums == pytest.approx([*peaks, 1.5], rel=1e-5)
