@@ -9,12 +9,9 @@ traffic: 20 bytes a number counted through the code, taken as 2 x 2 bytes moved
 ``SoftwareSpeed.traffic`` times, 19.
 """
 
-from math import sqrt
 from typing import NamedTuple
 
-from components.config.schema.cluster import Hardware
 from components.planner.job import BYTES, TrainingJob
-from components.planner.software import SoftwareSpeed
 
 # Operators that the host starts for each expert, forward and backward: of a gated one, with
 # those of a plain one less what its gate has. Tests count them in the code.
@@ -41,18 +38,6 @@ def repeats_experts(job: TrainingJob) -> bool:
 def held_experts(job: TrainingJob) -> float:
     """Count the experts of one layer on one rank, 0 of a dense one."""
     return (job.shape.mlp.num_experts or 0) / job.layout.expert
-
-
-def load_factor(job: TrainingJob, speed: SoftwareSpeed) -> float:
-    """Return the share of the fullest expert rank over the mean: all others wait for it.
-
-    The loads of a rank's n experts are taken to be independent, so that theirs together are
-    less uneven than one's by the root of n. A rank that has all experts has all pairs.
-    """
-    if job.even_load or job.layout.expert == 1:
-        return 1.0
-    beyond = (speed.fullest_expert - 1) / sqrt(held_experts(job))
-    return min(1 + beyond, float(job.layout.expert))
 
 
 def started(job: TrainingJob) -> ExpertPasses:
@@ -94,38 +79,6 @@ def copied_bytes(job: TrainingJob) -> ExpertPasses:
         tokens *= layout.expert
     moved = held_experts(job) * tokens * job.shape.dim
     return ExpertPasses(8 * moved, 4 * BYTES[job.compute] * moved)
-
-
-def waits(
-    job: TrainingJob,
-    hardware: Hardware,
-    speed: SoftwareSpeed,
-    computed: tuple[float, float],
-) -> ExpertPasses:
-    """Return what passes take longer than a layer's products and its traffic.
-
-    ``computed`` are the seconds of the experts' products, forward and backward. A read drains
-    the device's queue: so the loop hides the start of its operators behind its own products
-    alone, where other paths have the whole layer to hide it behind (`host_seconds`).
-    """
-    read = host_reads(job) * speed.read_seconds
-    if job.expert_path != "loop":
-        return ExpertPasses(read, 0.0)
-    rate = hardware.memory_gigabytes_per_second * 1e9
-    copies = ExpertPasses(*(moved / rate for moved in copied_bytes(job)))
-    starts = ExpertPasses(*(count * speed.start_seconds for count in started(job)))
-    return ExpertPasses(
-        read + max(copies.forward, starts.forward - computed[0]),
-        max(copies.backward, starts.backward - computed[1]),
-    )
-
-
-def started_seconds(job: TrainingJob, speed: SoftwareSpeed) -> float:
-    """Return the host's seconds for the experts' operators of both passes, if they can hide."""
-    if job.expert_path == "loop":
-        return 0.0
-    count = started(job)
-    return (count.both + repeats_experts(job) * count.forward) * speed.start_seconds
 
 
 def _parts(job: TrainingJob) -> int:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from components.config.schema.cluster import Hardware
-from components.planner import layer, states
+from components.planner import states
+from components.planner.activations import layer_bytes_per_token, microbatches_kept
 from components.planner.job import BYTES, TrainingJob
 from components.planner.software import SoftwareMemory
 from components.planner.states import DeviceParameters, States, UpdateBytes
@@ -123,9 +124,9 @@ def rank_memory(job: TrainingJob, rank: int, software: SoftwareMemory) -> RankMe
     parameters = states.rank_parameters(job, rank)
     held = states.states(job, parameters)
     return RankMemory(
+        **_passes(job, rank, parameters, software),
         states=held,
         earlier_gradients=states.earlier_gradients(job, held, software),
-        **_passes(job, rank, parameters, software),
         update=states.update_bytes(job, parameters, software),
         base=software.base_bytes,
     )
@@ -139,7 +140,7 @@ def deciding_ranks(job: TrainingJob) -> tuple[int, ...]:
 def fullest_of(job: TrainingJob, ranks: Sequence[int]) -> int:
     """Choose of equal ranks the one with most microbatches in flight.
 
-    It is the first, but in a V the last: see `components.planner.layer.microbatches_kept`.
+    It is the first, but in a V the last (`activations.microbatches_kept`).
     """
     return ranks[-1 if job.placement.style == "v" else 0]
 
@@ -184,7 +185,7 @@ def _casts(job: TrainingJob, rank: int, parameters: DeviceParameters) -> float:
     layers = job.layers_of(rank)
     kept = 1 - forgotten * job.recomputed_of(rank) / max(layers, 1)
     total = parameters.dense - parameters.ends + parameters.expert
-    return total * kept * job.cast_bytes * layer.microbatches_kept(job, rank)
+    return total * kept * job.cast_bytes * microbatches_kept(job, rank)
 
 
 def _gathered_layers(job: TrainingJob, parameters: DeviceParameters, layers: int) -> float:
@@ -206,12 +207,12 @@ def _activations(job: TrainingJob, rank: int, software: SoftwareMemory) -> float
     if (software.keeps_gathered or job.layout.compile != "none") and layout.sequence_parallel:
         # Of its blocks' gathered inputs what is beyond this rank's slice.
         gathered = 2 * 2.0 * job.shape.dim * (1 - 1 / layout.tensor)
-    microbatches = layer.microbatches_kept(job, rank)
+    microbatches = microbatches_kept(job, rank)
     kept = beside = 0.0
     for kind, layers, recomputed in job.layer_kinds(job.stages_of(rank)):
         again = recomputed if job.layout.recompute != "none" else 0
-        whole = layer.layer_bytes_per_token(kind, "none") + gathered
-        a_layer = layer.layer_bytes_per_token(kind)
+        whole = layer_bytes_per_token(kind, "none") + gathered
+        a_layer = layer_bytes_per_token(kind)
         a_layer += gathered * (job.layout.recompute in {"none", "selective"})
         kept += ((layers - again) * whole + again * a_layer) * microbatches
         beside = max(beside, whole - a_layer if again else 0.0)
@@ -251,5 +252,5 @@ def _gradient(job: TrainingJob, rank: int, layers: int, kept: float) -> float:
     within = states.largest_in_layer(job) * (job.cast_bytes + job.gather_bytes) * (layers > 0)
     if rank:
         return within
-    freed = kept / layer.microbatches_kept(job, rank)
+    freed = kept / microbatches_kept(job, rank)
     return max(within, states.end_matrix(job) * job.gather_bytes - freed)

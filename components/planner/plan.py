@@ -30,7 +30,7 @@ from components.planner.rates import (
 from components.planner.run_time import RunTimeline, plan_run_time
 from components.planner.search import LayoutSearch, describe
 from components.planner.software import Calibration, SoftwareModel, software_of
-from components.planner.step_plan import StepPlan, plan_steps
+from components.planner.time import StepPlan, plan_steps
 
 # Nine of ten measured steps differ by less than a third from the prediction on up to 16 nodes
 # with measured links; where a figure is missing, the error is unknown and twice that is stated.

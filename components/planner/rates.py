@@ -10,14 +10,13 @@ from pydantic import BaseModel
 from components.config.derived import FlopsPerToken
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.schema.cluster import Hardware
-from components.planner.experts import load_factor
 from components.planner.job import TrainingJob
 from components.planner.memory import plan_memory
+from components.planner.passes import load_factor, recompute_fraction
 from components.planner.products import layer_products
 from components.planner.recompute import NOTHING
 from components.planner.software import SoftwareModel
-from components.planner.step_plan import StepPlan
-from components.planner.time import plan_time, recompute_fraction
+from components.planner.time import StepPlan, plan_time
 
 
 class PlannedTime(BaseModel, frozen=True):

@@ -15,8 +15,7 @@ from components.planner.interruptions import HOUR, CheckpointTime, FailureTime, 
 from components.planner.job import TrainingJob
 from components.planner.queues import most_chained, queue_of_run
 from components.planner.software import SoftwareModel, SoftwareSpeed
-from components.planner.step_plan import StepPlan
-from components.planner.time import StepTime, evaluation_seconds, plan_time
+from components.planner.time import StepPlan, StepTime, evaluation_seconds, plan_time
 
 DAY = 24 * HOUR
 
@@ -180,9 +179,6 @@ def plan_run_time(
             restart=start_up + saving.read + saving.behind,
             between=between,
         )
-    checkpoints = _checkpoint_cost(work, first, between)
-    if between is not None and failures is None:
-        missing.append(_never_ends(between, checkpoints.best_every_tokens))
     whole = work.seconds + (failures.total if failures else 0.0)
     chain = interruptions.chain_of_phases(
         [whole * part.useful / work.useful for part in parts],
@@ -191,6 +187,9 @@ def plan_run_time(
         write=saving.whole,  # the end of a job waits for it
         read=saving.read,
     )
+    checkpoints = _checkpoint_cost(work, first, between)
+    if between is not None and failures is None:
+        missing.append(_never_ends(between, checkpoints.best_every_tokens))
     if chain is None:
         missing.append(_too_short_jobs(start_up + saving.read + saving.whole))
     cost = _estimate_cost(work, checkpoints, failures, chain, start_up, cluster, hardware)

@@ -27,9 +27,10 @@ from components.planner.job import (
 )
 from components.planner.layouts import SEARCHED, LayoutFamily, Layouts
 from components.planner.memory import Moments, Verdict
+from components.planner.passes import busy_seconds
 from components.planner.software import software_of
 from components.planner.states import States
-from components.planner.time import StepTime, busy_seconds, passes_seconds, plan_time
+from components.planner.time import StepTime, passes_seconds, plan_time
 
 # Of the released H100 layouts 8 of 50 tight ones ran out of memory, 11 of 1,049 others that
 # fit: a tight layout has to be faster by a sixth before a run should be risked on it.

@@ -4,9 +4,9 @@ from components.config.check import check_recipe
 from components.config.rank_groups import RankGroups
 from components.config.recipe import Recipe
 from components.planner.memory import GIB
+from components.planner.passes import busy_seconds, layers_parts
 from components.planner.plan import LayoutsFound, Plan, plan_recipe
 from components.planner.search import LayoutSearch
-from components.planner.time import busy_seconds, layers_parts
 
 # Parts of a step that differ by less of it are left out.
 WORTH_NAMING = 0.02

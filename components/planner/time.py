@@ -1,22 +1,22 @@
-"""Seconds of one optimizer step, by part and as a timeline, and of one evaluation.
+"""One optimizer step: its plan, its seconds by part and as a timeline; one evaluation.
 
-Every microbatch takes the longer of what the device computes and what the host can start. The
-slowest stage sets the pace of a pipeline; then gradients are averaged and weights updated.
+The slowest stage sets the pace of a pipeline; then gradients are averaged and weights updated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 
 from components.config.rank_groups import GroupAxis
+from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
+from components.errors import RecipeError
 from components.planner import communication
-from components.planner.experts import repeats_experts, started_seconds, waits
-from components.planner.job import TrainingJob
-from components.planner.layer import head_seconds, layer_seconds
-from components.planner.products import attention_products, layer_products
+from components.planner.job import TrainingJob, job_from_recipe
+from components.planner.memory import Memory, plan_memory
+from components.planner.passes import busy_seconds, forward_seconds, rank_seconds
 from components.planner.schedule import bubble_fraction, orders
-from components.planner.software import SoftwareSpeed
+from components.planner.software import SoftwareModel, SoftwareSpeed
 from components.planner.states import (
     rank_parameters,
     shard_gradients,
@@ -43,6 +43,33 @@ class StepTime:
 
     def parts(self) -> dict[str, float]:
         return {f"{name}_seconds": value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """Memory and time of a full step; ``time`` is None where the profile lacks a figure."""
+
+    recipe: Recipe
+    job: TrainingJob
+    memory: Memory
+    time: StepTime | None = None
+
+
+def plan_steps(
+    recipes: Iterable[Recipe], hardware: Hardware, software: SoftwareModel
+) -> tuple[tuple[StepPlan, ...], RecipeError | None]:
+    """Plan a step of each recipe; without times, and why, where one cannot be predicted."""
+    steps = []
+    for recipe in recipes:
+        job = job_from_recipe(recipe)
+        memory = plan_memory(job, hardware, software.memory)
+        steps.append(StepPlan(recipe=recipe, job=job, memory=memory))
+    try:
+        times = [plan_time(step.job, hardware, software.speed) for step in steps]
+    except RecipeError as error:
+        return tuple(steps), error
+    timed = (replace(step, time=time) for step, time in zip(steps, times, strict=True))
+    return tuple(timed), None
 
 
 def plan_time(
@@ -77,96 +104,6 @@ def passes_seconds(job: TrainingJob, busy: Sequence[float]) -> tuple[float, floa
     # Filling and draining go through all ranks, the quicker ones too.
     others = (sum(busy) - slowest) / max(layout.pipeline - 1, 1)
     return slowest * job.microbatches, fraction * job.microbatches * others
-
-
-def busy_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
-    """List the seconds of one microbatch on each pipeline rank; most ranks are alike."""
-    busy = [0.0] * job.layout.pipeline
-    for ranks in job.equal_ranks:
-        seconds = rank_seconds(job, ranks[0], hardware, speed)
-        for rank in ranks:
-            busy[rank] = seconds
-    return busy
-
-
-def rank_seconds(
-    job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
-) -> float:
-    """Take one microbatch forward and backward through the stages of one rank."""
-    layout = job.layout
-    stages = job.stages_of(rank)
-    host = sum(n * host_seconds(kind, speed) for kind, n, _ in job.layer_kinds(stages))
-    device = sum(layers_parts(job, rank, hardware, speed).values())
-    if job.head_stage in stages:
-        product, traffic = head_seconds(job, hardware, speed)
-        device += 3 * product + traffic
-    messages = 2 * speed.message_seconds * len(stages) if layout.pipeline > 1 else 0.0
-    return max(device, host) + messages
-
-
-def host_seconds(job: TrainingJob, speed: SoftwareSpeed) -> float:
-    """Return what the host needs to start one layer, forward and backward."""
-    if job.layout.tensor == 1:
-        return speed.layer_seconds + started_seconds(job, speed)
-    crosses = job.groups.along("pipeline").nodes > 1
-    crossing = speed.crossing_layer_seconds * job.layout.tensor if crosses else 0.0
-    return speed.tensor_layer_seconds + crossing
-
-
-def layers_parts(
-    job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
-) -> dict[str, float]:
-    """Name what the passes of all layers of one pipeline rank consist of, in seconds."""
-    counted: list[tuple[TrainingJob, int]] = []
-    for kind, layers, again in job.layer_kinds(job.stages_of(rank)):
-        if job.layout.recompute == "none":
-            counted.append((kind, layers))
-        else:
-            plain = kind.with_layout(recompute="none")
-            counted += [(plain, layers - again), (kind, again)]
-    parts = dict[str, float]()
-    for one, count in counted:
-        for name, seconds in layer_parts(one, hardware, speed).items():
-            parts[name] = parts.get(name, 0.0) + count * seconds
-    return parts
-
-
-def layer_parts(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> dict[str, float]:
-    """Name what a layer's passes consist of, forward once and backward twice, in seconds.
-
-    It is a layer that is recomputed, if the job recomputes any. A selective one repeats what
-    moves memory alone, no product and no collective.
-    """
-    again, layer = recompute_fraction(job), layer_seconds(job, hardware, speed)
-    waited, repeats = waits(job, hardware, speed, layer[1:3]), repeats_experts(job)
-    moved = 1.0 if job.layout.recompute == "selective" else sum(again) / 2
-    return {
-        "products": layer.all_products + 3 * layer.attention,
-        "recomputation": again[0] * layer.products + again[1] * layer.attention,
-        "memory traffic": layer.traffic * (1 + moved / 3),
-        "tensor collectives": (1 + again[0] / 3)
-        * communication.tensor_seconds(job, hardware, speed),
-        "expert collectives": communication.expert_seconds(job, hardware, layer.experts)
-        + communication.expert_seconds(job, hardware, layer.experts_backward)
-        + repeats * communication.repeated_seconds(job, hardware, layer.experts),
-        "experts one by one": waited.both + repeats * waited.forward,
-        "context collectives": communication.context_seconds(job, hardware) * (2 + again[1]),
-    }
-
-
-def recompute_fraction(job: TrainingJob) -> tuple[float, float]:
-    """Return the parts of the forward products, and of attention, that are computed twice.
-
-    They are those of a layer that is recomputed.
-    """
-    if job.layout.recompute in {"none", "selective"}:
-        return 0.0, 0.0
-    if job.layout.recompute == "full":
-        return 1.0, 1.0
-    total = sum(product.flops for product in layer_products(job))
-    attention = sum(product.flops for product in attention_products(job)) / total
-    has_attention, has_mlp = "attention" in job.layout.recompute, "mlp" in job.layout.recompute
-    return has_attention * attention + has_mlp * (1 - attention), float(has_attention)
 
 
 def _reduction_seconds(
@@ -292,39 +229,6 @@ def evaluation_seconds(
     # several it waits until its last stage has been reached.
     further = max(stages) if job.placement.stages_per_rank == 1 else sum(stages)
     return sources * (sum(stages) + (turns - 1) * further)
-
-
-def forward_seconds(
-    job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
-) -> float:
-    """Take one microbatch forward through the stages of one rank.
-
-    Of what a training step counts for both passes, memory traffic and the host's work are
-    a third, collectives of tensor ranks a half.
-    """
-    layout, stages = job.layout, job.stages_of(rank)
-    device = host = 0.0
-    for kind, layers, _ in job.layer_kinds(stages):
-        device += layers * _forward_layer(kind, hardware, speed)
-        host += layers * host_seconds(kind, speed) / 3
-    if job.head_stage in stages:
-        product, traffic = head_seconds(job, hardware, speed)
-        device = device + product + traffic / 3
-    messages = speed.message_seconds * len(stages) if layout.pipeline > 1 else 0.0
-    return max(device, host) + messages
-
-
-def _forward_layer(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> float:
-    each = layer_seconds(job, hardware, speed)
-    return (
-        each.products
-        + each.attention
-        + each.traffic / 3
-        + communication.tensor_seconds(job, hardware, speed) / 2
-        + communication.expert_seconds(job, hardware, each.experts)
-        + waits(job, hardware, speed, each[1:3]).forward
-        + communication.context_seconds(job, hardware)
-    )
 
 
 def timeline_of(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> Timeline:

@@ -7,7 +7,7 @@ import pytest
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.dryrun.rehearsal import StepRehearsal, rehearse
-from components.planner import layer
+from components.planner.activations import layer_bytes_per_token
 from components.planner.job import TrainingJob, job_from_recipe
 
 WORDS = (
@@ -94,7 +94,7 @@ def test_a_layer_that_is_recomputed_by_operator_keeps_what_is_planned(
     words = (*words, "parallelism.recompute=selective")
     (job, fewer), (_, more) = (rehearsed(depth, words) for depth in DEPTHS)
     apart = {name: more - most(fewer)[name] for name, more in most(more).items()}
-    planned = layer.layer_bytes_per_token(job)
+    planned = layer_bytes_per_token(job)
     each = apart["activations"] / (DEPTHS[1] - DEPTHS[0])
     assert each == pytest.approx(planned * job.microbatch_tokens, rel=tolerance)
     assert apart["casts"] == 0
@@ -116,7 +116,7 @@ def test_what_latent_attention_keeps_is_planned(
     words = (*LATENT, "parallelism.recompute=none", *more)
     (job, fewer), (_, deeper) = (rehearsed(depth, words) for depth in DEPTHS)
     each = (most(deeper)["activations"] - most(fewer)["activations"]) / (DEPTHS[1] - DEPTHS[0])
-    planned = layer.layer_bytes_per_token(job) * job.microbatch_tokens
+    planned = layer_bytes_per_token(job) * job.microbatch_tokens
     assert each == pytest.approx(planned, rel=tolerance)
 
 
@@ -126,7 +126,7 @@ def test_an_expert_that_all_tokens_share_is_planned() -> None:
     for shared in ("null", "512"):
         more = (f"model.mlp.shared_ffn_dim={shared}", "parallelism.recompute=none")
         job, found = rehearsed(4, ("recipe=mula7b_a1b", *more))
-        planned = 4 * layer.layer_bytes_per_token(job) * job.microbatch_tokens
+        planned = 4 * layer_bytes_per_token(job) * job.microbatch_tokens
         kept.append((planned, most(found)["activations"]))
     (planned, found_), (planned_more, found_more) = kept
     assert found_more - found_ == pytest.approx(planned_more - planned, rel=0.02)
@@ -140,7 +140,7 @@ def test_a_dense_layer_before_those_with_experts_is_planned() -> None:
     (_, plain), (job, found) = (rehearsed(4, (*words, *more)) for more in ((), (dense,)))
     (other, experts, _), (alike, layers, _) = job.layer_kinds((0,))
     assert (experts, layers) == (3, 1)
-    with_experts, dense_alone = map(layer.layer_bytes_per_token, (other, alike))
+    with_experts, dense_alone = map(layer_bytes_per_token, (other, alike))
     apart = (most(plain)["activations"] - most(found)["activations"]) / job.microbatch_tokens
     # A difference of two layers that are nearly alike: within a twentieth of one.
     assert apart == pytest.approx(with_experts - dense_alone, abs=0.05 * dense_alone)
@@ -173,5 +173,5 @@ def assert_planned(*words: str) -> None:
     words = (*words, "parallelism.recompute=none")
     (job, fewer), (_, more) = (rehearsed(depth, words) for depth in DEPTHS)
     each = (most(more)["activations"] - most(fewer)["activations"]) / (DEPTHS[1] - DEPTHS[0])
-    planned = layer.layer_bytes_per_token(job) * job.microbatch_tokens
+    planned = layer_bytes_per_token(job) * job.microbatch_tokens
     assert each == pytest.approx(planned, rel=0.02)

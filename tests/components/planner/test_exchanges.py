@@ -12,6 +12,7 @@ from components.distributed.mesh import build_mesh
 from components.dryrun.world import fake_world
 from components.model.attention import AttentionCore, ForwardScope
 from components.model.positions import Placement
+from components.planner.activations import layer_bytes_per_token
 from components.planner.communication import (
     context_seconds,
     expert_bytes,
@@ -21,7 +22,6 @@ from components.planner.communication import (
     latency,
 )
 from components.planner.job import TrainingJob
-from components.planner.layer import layer_bytes_per_token
 from components.planner.time import plan_time
 from tests.components.layouts import parallelism
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from components.build import build
 from components.model.expert_products import grouped_products, sorted_products
-from components.planner.layer import _routed
+from components.planner.activations import _routed
 from tests.components.planner.jobs import gpt, job, layout
 
 Products = Callable[..., Tensor]

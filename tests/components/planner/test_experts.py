@@ -15,11 +15,12 @@ from command.composition.compose import compose_recipe
 from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.config.recipe import Recipe
 from components.model.expert_products import Matrices, loop, sorted_products
-from components.planner.experts import copied_bytes, host_reads, load_factor, started
+from components.planner.experts import copied_bytes, host_reads, started
 from components.planner.job import ExpertPath, TrainingJob
+from components.planner.passes import layer_parts, load_factor
 from components.planner.plan import Plan, plan_recipe
 from components.planner.states import rank_parameters
-from components.planner.time import averaged_bytes, layer_parts, plan_time
+from components.planner.time import averaged_bytes, plan_time
 from components.report.plan_tables import time_sheet
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 

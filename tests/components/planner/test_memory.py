@@ -6,8 +6,8 @@ import pytest
 
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.model_spec.positions import PositionsSpec
+from components.planner.activations import layer_bytes_per_token, microbatches_kept
 from components.planner.job import TrainingJob
-from components.planner.layer import layer_bytes_per_token, microbatches_kept
 from components.planner.memory import plan_memory, rank_memory, usable_bytes
 from components.planner.states import (
     DeviceParameters,

@@ -6,11 +6,11 @@ import pytest
 
 from components.config.model_spec.feed_forward import FeedForwardSpec
 from components.config.model_spec.mtp import MTPSpec
-from components.planner import layer, memory, states
+from components.planner import activations, memory, states
 from components.planner.job import TrainingJob
-from components.planner.layer import head_seconds
+from components.planner.passes import head_seconds, layer_parts, layers_parts
 from components.planner.products import layer_products
-from components.planner.time import evaluation_seconds, layer_parts, layers_parts
+from components.planner.time import evaluation_seconds
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 SHARED = FeedForwardSpec(ffn_dim=512, gated=True, num_experts=8, top_k=2, shared_ffn_dim=1_024)
@@ -84,7 +84,7 @@ def test_a_shared_expert_is_two_products_more_of_all_tokens() -> None:
     without = replace(model, shape=model.shape.model_copy(update={"mlp": alone}))
     flops = [sum(one.flops for one in layer_products(each)) for each in (model, without)]
     assert flops[0] - flops[1] == 2 * model.microbatch_tokens * 3 * 1_024 * 1_024
-    kept = [layer.layer_bytes_per_token(each) for each in (model, without)]
+    kept = [activations.layer_bytes_per_token(each) for each in (model, without)]
     assert kept[0] - kept[1] == 2 * 4 * 1_024  # into the activation, its gate, and out of both
 
 
@@ -102,6 +102,6 @@ def test_a_stage_takes_the_seconds_of_its_layers_of_both_kinds() -> None:
 def test_activations_are_those_of_both_kinds() -> None:
     model, software = mixture(), ours().memory
     bare = software.model_copy(update={"fragmentation": 1.0, "stage_outputs": 0.0})
-    first = memory._activations(model, 0, bare) / layer.microbatches_kept(model, 0)
-    each = [layer.layer_bytes_per_token(one) for one in (model, model.dense)]
+    first = memory._activations(model, 0, bare) / activations.microbatches_kept(model, 0)
+    each = [activations.layer_bytes_per_token(one) for one in (model, model.dense)]
     assert first == pytest.approx((4 * each[0] + 2 * each[1]) * model.microbatch_tokens)

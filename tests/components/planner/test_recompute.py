@@ -10,15 +10,15 @@ from components.config.recipe import Recipe
 from components.config.resolve import relayout
 from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
+from components.planner.activations import layer_bytes_per_token
 from components.planner.job import job_from_recipe
-from components.planner.layer import layer_bytes_per_token
 from components.planner.memory import plan_memory
+from components.planner.passes import layer_parts, recompute_fraction
 from components.planner.plan import plan_recipe
 from components.planner.rates import price_recompute
 from components.planner.recompute import NOTHING, Choice, choices, least_that_fits
 from components.planner.search import penalise_tight
-from components.planner.step_plan import StepPlan
-from components.planner.time import layer_parts, plan_time, recompute_fraction
+from components.planner.time import StepPlan, plan_time
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 GPT = gpt(dim=4_096, num_layers=24, num_heads=32)

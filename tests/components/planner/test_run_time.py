@@ -8,9 +8,10 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.planner.cost import CostEstimate
+from components.planner.passes import forward_seconds, rank_seconds
 from components.planner.plan import Plan, plan_recipe
 from components.planner.run_time import RunTimeline
-from components.planner.time import evaluation_seconds, forward_seconds, rank_seconds
+from components.planner.time import evaluation_seconds
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 BLOOM = ("recipe=bloom176b", "cluster=jean_zay")

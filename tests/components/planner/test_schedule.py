@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from components.config.batch_ramp import fits_schedule
 from components.config.stages import SPLIT_SCHEDULES, StagePlacement, style_of
 from components.distributed.pipeline import SCHEDULES
-from components.planner.layer import microbatches_kept
+from components.planner.activations import microbatches_kept
 from components.planner.memory import deciding_ranks
 from components.planner.schedule import Action, Kind, Order, most_in_flight, orders
 from tests.components.planner.jobs import gpt, job, layout

@@ -11,7 +11,7 @@ from components.config.rank_groups import place_group
 from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
 from components.planner.communication import node_rate
-from components.planner.layer import layer_seconds
+from components.planner.passes import layer_seconds
 from components.planner.products import Product, filled_fraction
 from components.planner.schedule import bubble_fraction
 from components.planner.states import held

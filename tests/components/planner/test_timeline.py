@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.config.batch_ramp import fits_schedule
+from components.planner.passes import rank_seconds
 from components.planner.schedule import bubble_fraction, orders
-from components.planner.time import plan_time, rank_seconds, stage_seconds, timeline_of
+from components.planner.time import plan_time, stage_seconds, timeline_of
 from components.planner.timeline import PassSeconds, Timeline, simulate
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from components.model.attention_kernels import scaled_dot_product
-from components.planner.layer import layer_bytes_per_token
+from components.planner.activations import layer_bytes_per_token
 from components.torch_internals.selective import PRODUCTS
 from tests.components.planner.jobs import gpt, job, layout
 

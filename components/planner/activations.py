@@ -1,30 +1,15 @@
-"""One layer of one microbatch: what it keeps for its backward pass, and its seconds forward.
+"""What one layer keeps of a microbatch for its backward pass, and how many are kept.
 
 Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1 and table 2) count bytes for each token
 of a GPT layer of width h: 11 h and 5 a s for attention, 19 h for the MLP, 4 h for the norms.
 The same inventory is taken here by tensor, so that grouped heads, gates and experts count too.
 """
 
-from typing import NamedTuple
-
-from components.config.schema.cluster import Hardware
 from components.config.schema.sections import Recompute
 from components.config.stages import V_SCHEDULES
-from components.errors import RecipeError
 from components.planner.communication import key_value_bytes
-from components.planner.experts import load_factor
 from components.planner.job import TrainingJob
-from components.planner.products import (
-    Product,
-    attention_products,
-    filled_fraction,
-    head_product,
-    mlp_products,
-    mtp_product,
-    shared_products,
-)
 from components.planner.schedule import round_microbatches
-from components.planner.software import SoftwareSpeed
 
 
 def layer_bytes_per_token(job: TrainingJob, recompute: Recompute | None = None) -> float:
@@ -165,14 +150,19 @@ def _routed(job: TrainingJob) -> float:
     return 2.0 * pairs * ((_inner_tensors(job) + 1) * shape.mlp.ffn_dim + shape.dim)
 
 
-def _moved_pairs(job: TrainingJob) -> float:
-    """Count what a token's experts move, in tensors that a layer keeps.
+def moved_bytes_per_token(job: TrainingJob, load: float) -> float:
+    """Count bytes a token that a layer's pointwise parts move, in tensors that it keeps.
 
-    A pair's row is moved as often as two of these: 20 bytes a number, counted in the code.
+    ``load`` is the share of the fullest expert rank over the mean. A pair's row is moved as
+    often as two of these: 20 bytes a number, counted in the code. What context parallelism
+    adds is moved by collectives.
     """
     pairs, shape = (job.shape.mlp.top_k or 1) * job.expert_padding, job.shape
     rows = 2 * shape.dim if shape.mlp.num_experts else 0
-    return 2.0 * pairs * (_inner_tensors(job) * shape.mlp.ffn_dim + rows)
+    moved = 2.0 * pairs * (_inner_tensors(job) * shape.mlp.ffn_dim + rows)
+    kept = layer_bytes_per_token(job, "none")
+    kept += (load * moved - _routed(job)) / job.layout.tensor
+    return kept - _kept_by_context(job) / job.layout.tensor
 
 
 def _inner_tensors(job: TrainingJob) -> int:
@@ -206,142 +196,3 @@ def microbatches_kept(job: TrainingJob, rank: int) -> float:
     chunks = (stages - 1) * round_microbatches(layout.pipeline, most)
     chunks += zero_bubble if layout.schedule == "zero_bubble" else interleaved
     return min(chunks, most * stages) / stages
-
-
-def _product_seconds(
-    products: tuple[Product, ...], rate: float, units: int, *, together: bool = False
-) -> float:
-    return sum(
-        product.flops / (rate * filled_fraction(product, units, together=together))
-        for product in products
-    )
-
-
-def _attention_seconds(
-    job: TrainingJob, reached: float, hardware: Hardware, speed: SoftwareSpeed
-) -> float:
-    """Take queries times keys and weights times values, of the pairs that a mask leaves.
-
-    Of a causal one 2 x 2 tokens x length x width / 2 (Narayanan et al. 2021, arXiv 2104.04473,
-    appendix); with windows the mean over all layers, whatever their rank. Unfused, all of both
-    products is computed and the matrix goes four times through memory (Dao et al. 2022, arXiv
-    2205.14135, algorithm 0).
-    """
-    attention, tensor = job.shape.attention, job.layout.tensor
-    queries = job.microbatch_tokens * attention.num_heads / tensor * job.attention_passes
-    width = attention.head_dim + job.value_width
-    if job.fused_attention:
-        seen = queries * job.shape.causal_keys(job.sequence_length) / job.shape.num_layers
-        return 2.0 * seen * width / (reached * speed.attention_fraction)
-    pairs = queries * job.sequence_length
-    products = 2.0 * pairs * width / (reached * speed.product_fraction)
-    return products + 4 * 2 * pairs / (hardware.memory_gigabytes_per_second * 1e9)
-
-
-def _expert_seconds(
-    job: TrainingJob, products: tuple[Product, ...], rate: float, units: int
-) -> tuple[float, float]:
-    """Take the MLP's products, or its experts', forward and backward.
-
-    One by one an expert's gate is a product of its own, and each has two backward, of the
-    gradients of rows and of weights; so few rows fill the device in none or some of the three.
-    """
-    if not job.shape.mlp.num_experts or job.expert_path == "grouped":
-        together = bool(job.shape.mlp.num_experts)
-        forward = _product_seconds(products, rate, units, together=together)
-        return forward, 2 * forward
-    up, down = products
-    ups = 2 if job.shape.mlp.gated else 1
-    alone = (up._replace(columns=up.columns / ups, times=up.times * ups), down)
-    backward = [
-        turned
-        for one in alone
-        for turned in (
-            one._replace(columns=one.depth, depth=one.columns),
-            one._replace(rows=one.columns, columns=one.depth, depth=one.rows),
-        )
-    ]
-    forward = _product_seconds(alone, rate, units)
-    return forward, _product_seconds(tuple(backward), rate, units)
-
-
-class LayerSeconds(NamedTuple):
-    """Seconds forward of a layer's products, the experts' alone, and attention.
-
-    Those of experts are the fullest rank's, for which the others wait; of products one by one
-    the backward pass is counted by its own shapes, else it takes twice as long.
-    ``traffic`` moves what the layer keeps as often as the pointwise parts of both passes do.
-    """
-
-    products: float
-    experts: float
-    experts_backward: float
-    attention: float
-    traffic: float
-
-    @property
-    def all_products(self) -> float:
-        """Seconds of the products of both passes."""
-        return 3 * (self.products - self.experts) + self.experts + self.experts_backward
-
-
-def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> LayerSeconds:
-    """Predict what one layer computes of one microbatch.
-
-    Raises:
-        RecipeError: the device does not compute in the recipe's type, or nobody measured it.
-    """
-    reached, units = _reached_flops(job, hardware), hardware.compute_units
-    rate = reached * speed.product_fraction
-    load = load_factor(job, speed)
-    kept = layer_bytes_per_token(job, "none")
-    kept += (load * _moved_pairs(job) - _routed(job)) / job.layout.tensor
-    kept -= _kept_by_context(job) / job.layout.tensor  # collectives move these
-    moved = kept * job.microbatch_tokens * speed.traffic
-    forward, backward = _expert_seconds(job, mlp_products(job), rate, units)
-    experts = load * forward
-    always = (*attention_products(job), *shared_products(job))
-    return LayerSeconds(
-        products=_product_seconds(always, rate, units) + experts,
-        experts=experts,
-        experts_backward=load * backward,
-        attention=_attention_seconds(job, reached, hardware, speed),
-        traffic=moved / (hardware.memory_gigabytes_per_second * 1e9),
-    )
-
-
-def head_seconds(
-    job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed
-) -> tuple[float, float]:
-    """Return the seconds of the head's product forward, and of moving its logits.
-
-    Each depth that predicts further tokens has both again, and its map of two vectors.
-    """
-    depth, units = job.mtp_depth, hardware.compute_units
-    rate = _reached_flops(job, hardware) * speed.product_fraction
-    products = (*(1 + depth) * (head_product(job),), *depth * (mtp_product(job),))
-    product = _product_seconds(products, rate, units)
-    logits = job.microbatch_tokens * job.shape.padded_vocab_size / job.layout.tensor
-    each = speed.logit_bytes_moved
-    if job.shape.z_loss:  # as counted, tests/components/model/test_loss_precision.py
-        each += 31.0
-    moved = (1 + depth) * logits * each
-    return product, moved / (hardware.memory_gigabytes_per_second * 1e9)
-
-
-def _reached_flops(job: TrainingJob, hardware: Hardware) -> float:
-    """Return FLOP/s that large products reach in the recipe's type."""
-    if job.compute not in hardware.peak_teraflops:
-        raise RecipeError(
-            "precision.compute",
-            f"the profile of {hardware.device} states no peak in {job.compute}",
-            f"choose one of {', '.join(hardware.peak_teraflops)}, or add the data sheet's",
-        )
-    if job.compute not in hardware.gemm_teraflops:
-        raise RecipeError(
-            f"cluster.hardware.gemm_teraflops.{job.compute}",
-            f"the profile of {hardware.device} has no measured product in {job.compute}",
-            "time torch.mm of two 8,192 x 8,192 matrices on all devices of a node, "
-            "and set 1.0995 / seconds",
-        )
-    return hardware.gemm_teraflops[job.compute] * 1e12
