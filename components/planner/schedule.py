@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from components.config.schema.sections import Parallelism
 from components.config.stages import V_SCHEDULES, StagePlacement
 
 # A pass in these letters, the number of its microbatch, and whether the next pass overlaps it.
@@ -22,14 +23,9 @@ Numbered = tuple[str, int, bool]
 
 
 def bubble_fraction(
-    *,
-    schedule: str,
-    pipeline: int,
-    microbatches: int,
-    stages: int,
-    splits_backward: bool = True,
+    layout: Parallelism, microbatches: int, *, splits_backward: bool = True
 ) -> float:
-    """Return the ideal bubble of a schedule.
+    """Return the ideal bubble of a layout's schedule.
 
     (p - 1) / m for GPipe (Huang et al. 2019, arXiv 1811.06965, section 2.3) and 1F1B, which
     only keeps less (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1); divided by v
@@ -37,6 +33,7 @@ def bubble_fraction(
     (p - 1) / 3 m (Qi et al. 2023, arXiv 2401.10241, table 2, ZB-H1, with t_F = t_B = t_W);
     where the backward pass stays whole it is as interleaved.
     """
+    schedule, pipeline = layout.schedule, layout.pipeline
     if pipeline == 1:
         return 0.0
     if schedule in V_SCHEDULES:
@@ -46,7 +43,7 @@ def bubble_fraction(
     if schedule not in {"interleaved", "zero_bubble"}:
         return fraction
     thirds = 3 if schedule == "zero_bubble" and splits_backward else 1
-    return fraction / (thirds * stages)
+    return fraction / (thirds * layout.stages_per_rank)
 
 
 def _v_bubble(schedule: str, pipeline: int, microbatches: int, splits_backward: bool) -> int:
@@ -85,23 +82,20 @@ Order = tuple[Action, ...]
 
 
 def orders(
-    *,
-    schedule: str,
-    pipeline: int,
-    microbatches: int,
-    stages: int,
-    splits_backward: bool = True,
+    layout: Parallelism, microbatches: int, *, splits_backward: bool = True
 ) -> tuple[Order, ...]:
-    """List the actions of each pipeline rank, ``stages`` being those of one rank.
+    """List the actions of each pipeline rank.
 
     GPipe: Huang et al. 2019 (arXiv 1811.06965, section 2.3). 1F1B and interleaved: Narayanan et
     al. 2021 (arXiv 2104.04473, section 2.2). Zero bubble: ZB-H1 of Qi et al. 2023 (arXiv
     2401.10241, section 3), with 1F1B's warm-up and each weight gradient later by the rank.
     Without ``splits_backward`` passes are whole where their first half would be.
     """
+    schedule, pipeline = layout.schedule, layout.pipeline
     if schedule in V_SCHEDULES:
         found = [_in_a_v(schedule, rank, pipeline, microbatches) for rank in range(pipeline)]
     else:
+        stages = StagePlacement.of(layout).stages_per_rank
         found = _in_a_loop(schedule, pipeline, microbatches, stages)
     return tuple(found if splits_backward else map(_with_whole_passes, found))
 

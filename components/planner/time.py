@@ -94,13 +94,8 @@ def plan_time(
 def passes_seconds(job: TrainingJob, busy: Sequence[float]) -> tuple[float, float]:
     """Return how long the slowest rank computes in a step, and how long it waits."""
     layout, slowest = job.layout, max(busy)
-    fraction = bubble_fraction(
-        schedule=layout.schedule,
-        pipeline=layout.pipeline,
-        microbatches=job.microbatches,
-        stages=job.placement.stages_per_rank,
-        splits_backward=job.splits_backward,
-    )
+    splits = job.splits_backward
+    fraction = bubble_fraction(layout, job.microbatches, splits_backward=splits)
     # Filling and draining go through all ranks, the quicker ones too.
     others = (sum(busy) - slowest) / max(layout.pipeline - 1, 1)
     return slowest * job.microbatches, fraction * job.microbatches * others
@@ -237,14 +232,7 @@ def timeline_of(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> T
     Raises:
         RecipeError: the profile lacks a figure that the seconds need.
     """
-    layout = job.layout
-    listed = orders(
-        schedule=layout.schedule,
-        pipeline=layout.pipeline,
-        microbatches=job.microbatches,
-        stages=job.placement.stages_per_rank,
-        splits_backward=job.splits_backward,
-    )
+    listed = orders(job.layout, job.microbatches, splits_backward=job.splits_backward)
     return simulate(listed, stage_seconds(job, hardware, speed))
 
 

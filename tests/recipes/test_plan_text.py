@@ -12,6 +12,7 @@ from components.planner.plan import plan_recipe
 from components.planner.schedule import orders
 from components.planner.timeline import PassSeconds, Timeline, simulate
 from components.report.plan_tables import Picture, picture_of
+from tests.components.layouts import parallelism
 from tests.recipes.test_plans import RECIPES, at_home
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,10 +37,8 @@ def timeline(
     schedule: str, pipeline: int, microbatches: int, stages: int, forward: float
 ) -> Timeline:
     seconds = PassSeconds(forward=forward, backward=2 * forward, weights=forward)
-    listed = orders(
-        schedule=schedule, pipeline=pipeline, microbatches=microbatches, stages=stages
-    )
-    return simulate(listed, [seconds] * pipeline * stages)
+    where = parallelism(schedule=schedule, pipeline=pipeline, stages_per_rank=stages)
+    return simulate(orders(where, microbatches), [seconds] * pipeline * stages)
 
 
 def test_the_text_of_a_plan_is_its_golden_file() -> None:

@@ -17,6 +17,7 @@ from components.distributed.pipeline import SCHEDULES
 from components.planner.activations import microbatches_kept
 from components.planner.memory import deciding_ranks
 from components.planner.schedule import Action, Kind, Order, most_in_flight, orders
+from tests.components.layouts import parallelism
 from tests.components.planner.jobs import gpt, job, layout
 
 KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "input", "W": "weights"}
@@ -118,7 +119,7 @@ def test_each_rank_of_one_stage_computes_in_the_order_that_torch_runs(
     pipeline: int, schedule: str
 ) -> None:
     for microbatches in counts(schedule, pipeline):
-        ours = orders(schedule=schedule, pipeline=pipeline, microbatches=microbatches, stages=1)
+        ours = orders(parallelism(schedule=schedule, pipeline=pipeline), microbatches)
         assert ours == executed(schedule, pipeline, microbatches), microbatches
 
 
@@ -131,9 +132,8 @@ def test_each_rank_of_several_stages_computes_in_the_order_that_torch_lists(
     pipeline: int, schedule: str, stages: int
 ) -> None:
     for microbatches in counts(schedule, pipeline):
-        ours = orders(
-            schedule=schedule, pipeline=pipeline, microbatches=microbatches, stages=stages
-        )
+        where = parallelism(schedule=schedule, pipeline=pipeline, stages_per_rank=stages)
+        ours = orders(where, microbatches)
         theirs = listed_by_torch(schedule, pipeline, microbatches, stages)
         assert ours == theirs, microbatches
 
@@ -157,13 +157,7 @@ def test_the_microbatches_in_flight_are_those_that_memory_counts(
                 splits_backward=splits,
             )
             one = job(SMALL, where, microbatches=microbatches)
-            listed = orders(
-                schedule=schedule,
-                pipeline=pipeline,
-                microbatches=microbatches,
-                stages=stages,
-                splits_backward=splits,
-            )
+            listed = orders(one.layout, microbatches, splits_backward=splits)
             kept = [microbatches_kept(one, rank) for rank in range(pipeline)]
             assert kept == [most_in_flight(order) / stages for order in listed]
             decides = max(kept[rank] for rank in deciding_ranks(one))
@@ -172,7 +166,7 @@ def test_the_microbatches_in_flight_are_those_that_memory_counts(
 
 @pytest.mark.parametrize("schedule", sorted(SPLIT_SCHEDULES))
 def test_whole_backward_passes_come_where_torch_would_begin_split_ones(schedule: str) -> None:
-    listed = partial(orders, schedule=schedule, pipeline=4, microbatches=8, stages=2)
+    listed = partial(orders, parallelism(schedule=schedule, pipeline=4, stages_per_rank=2), 8)
     split, whole = listed(), listed(splits_backward=False)
     for before, after in zip(split, whole, strict=True):
         kept = [action for action in before if action.kind != "weights"]

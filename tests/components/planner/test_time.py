@@ -16,6 +16,7 @@ from components.planner.products import Product, filled_fraction
 from components.planner.schedule import bubble_fraction
 from components.planner.states import held
 from components.planner.time import gathered_bytes, plan_time, reduced_bytes
+from tests.components.layouts import parallelism
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
@@ -28,14 +29,13 @@ SPEED = ours().speed
 )
 def test_the_bubble_of_eight_ranks_is_the_playbook_s(microbatches: int, bubble: float) -> None:
     for schedule, stages in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 8)):
-        fraction = bubble_fraction(
-            schedule=schedule, pipeline=8, microbatches=microbatches, stages=stages
-        )
+        where = parallelism(schedule=schedule, pipeline=8, stages_per_rank=stages)
+        fraction = bubble_fraction(where, microbatches)
         assert fraction == bubble / stages
 
 
 def test_a_zero_bubble_leaves_a_third() -> None:
-    third = bubble_fraction(schedule="zero_bubble", pipeline=4, microbatches=3, stages=1)
+    third = bubble_fraction(parallelism(schedule="zero_bubble", pipeline=4), 3)
     assert third == pytest.approx(1 / 3)
 
 

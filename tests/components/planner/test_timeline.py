@@ -11,6 +11,7 @@ from components.planner.passes import rank_seconds
 from components.planner.schedule import bubble_fraction, orders
 from components.planner.time import plan_time, stage_seconds, timeline_of
 from components.planner.timeline import PassSeconds, Timeline, simulate
+from tests.components.layouts import parallelism
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 SPEED = ours().speed
@@ -29,13 +30,10 @@ def drawn(
     schedule: str, stages: int, microbatches: int, seconds: list[float], *, splits: bool = True
 ) -> Timeline:
     """A backward pass takes twice the forward one, in halves where the schedule parts them."""
-    listed = orders(
-        schedule=schedule,
-        pipeline=len(seconds) // stages,
-        microbatches=microbatches,
-        stages=stages,
-        splits_backward=splits,
+    where = parallelism(
+        schedule=schedule, pipeline=len(seconds) // stages, stages_per_rank=stages
     )
+    listed = orders(where, microbatches, splits_backward=splits)
     passes = [PassSeconds(forward=each, backward=2 * each, weights=each) for each in seconds]
     return simulate(listed, passes)
 
@@ -51,13 +49,8 @@ def test_equal_stages_wait_as_long_as_the_paper_of_the_schedule_says(
                 continue
             equal = [1.0] * pipeline * stages
             timeline = drawn(schedule, stages, microbatches, equal, splits=splits)
-            bubble = bubble_fraction(
-                schedule=schedule,
-                pipeline=pipeline,
-                microbatches=microbatches,
-                stages=stages,
-                splits_backward=splits,
-            )
+            where = parallelism(schedule=schedule, pipeline=pipeline, stages_per_rank=stages)
+            bubble = bubble_fraction(where, microbatches, splits_backward=splits)
             work = 3 * stages * microbatches
             assert timeline.seconds / work - 1 == pytest.approx(bubble, abs=1e-9)
             for rank in range(pipeline):

@@ -24,6 +24,7 @@ from components.report.plan_page import (
     write_plan,
 )
 from components.report.plan_tables import Picture, memory_sheet, picture_of
+from tests.components.layouts import parallelism
 from tests.recipes.test_plans import at_home
 
 
@@ -150,7 +151,7 @@ def test_refuses_a_folder_as_destination(tmp_path: Path) -> None:
 
 
 def drawn(pipeline: int, microbatches: int) -> Timeline:
-    listed = orders(schedule="1f1b", pipeline=pipeline, microbatches=microbatches, stages=1)
+    listed = orders(parallelism(pipeline=pipeline), microbatches)
     return simulate(listed, [PassSeconds(forward=1.0, backward=2.0)] * pipeline)
 
 
