@@ -27,10 +27,6 @@ class Moments(NamedTuple):
     passes: float
     update: float
 
-    def peak(self, held: States, base_bytes: float) -> float:
-        """Add what stays."""
-        return held.total - held.gradients + base_bytes + max(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
@@ -56,7 +52,8 @@ class RankMemory:
 
     @property
     def peak(self) -> float:
-        return self.moments.peak(self.states, self.base)
+        stays = self.states.total - self.states.gradients + self.base
+        return stays + max(self.moments)
 
     def parts(self) -> dict[str, int]:
         """Name each part, in bytes, as it is at the peak: they add up to it."""
@@ -143,11 +140,6 @@ def fullest_of(job: TrainingJob, ranks: Sequence[int]) -> int:
     It is the first, but in a V the last (`activations.microbatches_kept`).
     """
     return ranks[-1 if job.placement.style == "v" else 0]
-
-
-def pass_bytes(job: TrainingJob, rank: int, software: SoftwareMemory) -> float:
-    """Add up what the passes need beside the states of one pipeline rank."""
-    return sum(_passes(job, rank, states.rank_parameters(job, rank), software).values())
 
 
 def _passes(

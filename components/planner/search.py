@@ -7,11 +7,10 @@ in the order of this bound, until no layout that is left can be among the best.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from heapq import nsmallest
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from components.config.recipe import Recipe
 from components.config.schema.cluster import Hardware
@@ -26,11 +25,10 @@ from components.planner.job import (
     number_bytes,
 )
 from components.planner.layouts import SEARCHED, LayoutFamily, Layouts
-from components.planner.memory import Moments, Verdict
+from components.planner.memory import Verdict
 from components.planner.passes import busy_seconds
 from components.planner.software import software_of
-from components.planner.states import States
-from components.planner.time import StepTime, passes_seconds, plan_time
+from components.planner.time import passes_seconds, plan_time
 
 # Of the released H100 layouts 8 of 50 tight ones ran out of memory, 11 of 1,049 others that
 # fit: a tight layout has to be faster by a sixth before a run should be risked on it.
@@ -41,12 +39,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """One layout with its fullest rank, its step, and the cost that ranks it."""
+    """One layout with its fullest rank, and the seconds of its step, at first of its passes."""
 
     job: TrainingJob
     peak: float
     verdict: Verdict
-    time: StepTime
+    busy: tuple[float, ...]
+    seconds: float
 
     @property
     def degrees(self) -> Parallelism:
@@ -55,7 +54,7 @@ class LayoutChoice:
     @property
     def cost(self) -> float:
         """Seconds of a step, with a penalty for a tight layout."""
-        return penalise_tight(self.time.total, self.verdict)
+        return penalise_tight(self.seconds, self.verdict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +72,6 @@ class LayoutSearch:
     usable_bytes: int
     best: tuple[LayoutChoice, ...]
     nearest: tuple[Parallelism, float] | None
-
-
-class _Fitting(NamedTuple):
-    bound: float
-    job: TrainingJob
-    busy: tuple[float, ...]
-    peak: float
-    verdict: Verdict
 
 
 def describe(degrees: Parallelism) -> str:
@@ -166,38 +157,35 @@ class Prices:
         self.usable = memory.usable_bytes(self._hardware)
         self.nearest: tuple[Parallelism, float] | None = None
 
-    def fitting(self, family: LayoutFamily) -> Iterator[_Fitting]:
+    def fitting(self, family: LayoutFamily) -> Iterator[LayoutChoice]:
         """Yield the layouts that fit; stop at the first microbatch size that does not."""
         base = self.job(family.degrees, family.sizes[0])
-        ranks, states_held = self._states(base)
-        least = max(state.total for state, _ in states_held) + self._software.memory.base_bytes
+        least = self._least(base)
         if least > self.usable:
             self._remember(base, least)
             return
         for size in family.sizes:
             job = self._with_size(base, size)
-            passes = self._pass_bytes(job, ranks)
-            peak = max(map(partial(self._peak, job), states_held, passes))
+            peak = self._peak(job)
             if peak > self.usable:
                 self._remember(job, peak)
                 return
             verdict = memory.verdict_of(peak, self.usable)
             busy = self._busy_seconds(job)
-            bound = penalise_tight(sum(passes_seconds(job, busy)), verdict)
-            yield _Fitting(bound, job, busy, peak, verdict)
+            yield LayoutChoice(job, peak, verdict, busy, sum(passes_seconds(job, busy)))
 
     def best(
-        self, found: list[_Fitting], is_legal: Callable[[Parallelism], bool]
+        self, found: list[LayoutChoice], is_legal: Callable[[Parallelism], bool]
     ) -> list[LayoutChoice]:
         """Time the rest of the step, until no other legal layout can be among the best."""
         best: list[LayoutChoice] = []
-        for candidate in sorted(found, key=attrgetter("bound")):
-            if len(best) >= BEST and candidate.bound > best[-1].cost:
+        for choice in sorted(found, key=attrgetter("cost")):
+            if len(best) >= BEST and choice.cost > best[-1].cost:
                 break
-            _, job, busy, peak, verdict = candidate
-            if is_legal(job.layout):
-                time = plan_time(job, self._hardware, self._software.speed, busy)
-                best = self._keep([*best, LayoutChoice(job, peak, verdict, time)])
+            if is_legal(choice.degrees):
+                speed = self._software.speed
+                step = plan_time(choice.job, self._hardware, speed, choice.busy)
+                best = self._keep([*best, replace(choice, seconds=step.total)])
         return best
 
     def _remember(self, job: TrainingJob, peak: float) -> None:
@@ -234,37 +222,34 @@ class Prices:
         found: T = self._known[key]
         return found
 
-    def _states(self, job: TrainingJob) -> tuple[tuple[int, ...], list[tuple[States, float]]]:
-        """Return the deciding ranks, and of each its state and what its update has."""
-        layout, software = job.layout, self._software.memory
-        cut = layout.tensor, layout.expert, layout.pipeline, job.layers_by_stage
-        others = layout.recompute_every, job.placement.style
-        ranks = self._once(("ranks", cut, others), lambda: memory.deciding_ranks(job))
-
-        def held() -> list[tuple[States, float]]:
-            parts = [states.rank_parameters(job, rank) for rank in ranks]
-            return [
-                (states.states(job, x), sum(states.update_bytes(job, x, software)))
-                for x in parts
-            ]
-
-        key = "states", cut, others, layout.context, layout.data_shard, layout.zero
-        return ranks, self._once(key, held)
-
-    def _peak(self, job: TrainingJob, held: tuple[States, float], passes: float) -> float:
-        software, (state, update) = self._software.memory, held
-        earlier = states.earlier_gradients(job, state, software)
-        moments = Moments(passes=passes + earlier, update=update)
-        return moments.peak(state, software.base_bytes)
-
-    def _pass_bytes(self, job: TrainingJob, ranks: tuple[int, ...]) -> tuple[float, ...]:
-        # 1F1B keeps as many microbatches as it has ranks, however many there are.
-        schedule, software = job.layout.schedule, self._software.memory
-        count = 0 if schedule == "1f1b" else job.microbatches
-        key = "passes", schedule, count, job.layout.zero, *_shared_key(job)
-        return self._once(
-            key, lambda: tuple(memory.pass_bytes(job, one, software) for one in ranks)
+    def _least(self, job: TrainingJob) -> float:
+        """Return what the fullest rank holds before any pass."""
+        layout = job.layout
+        key = (
+            *("states", layout.tensor, layout.expert, layout.pipeline, layout.context),
+            *(job.layers_by_stage, layout.recompute_every, job.placement.style),
+            *(layout.data_shard, layout.zero),
         )
+
+        def held() -> float:
+            ranks = memory.deciding_ranks(job)
+            parts = (states.rank_parameters(job, rank) for rank in ranks)
+            most = max(states.states(job, part).total for part in parts)
+            return most + self._software.memory.base_bytes
+
+        return self._once(key, held)
+
+    def _peak(self, job: TrainingJob) -> float:
+        # 1F1B keeps as many microbatches as it has ranks, however many there are.
+        layout, software = job.layout, self._software.memory
+        count = min(job.microbatches, 2) if layout.schedule == "1f1b" else job.microbatches
+        key = "peak", layout.schedule, count, layout.zero, layout.data_shard, *_shared_key(job)
+
+        def peak() -> float:
+            ranks = memory.deciding_ranks(job)
+            return max(memory.rank_memory(job, rank, software).peak for rank in ranks)
+
+        return self._once(key, peak)
 
     def _busy_seconds(self, job: TrainingJob) -> tuple[float, ...]:
         key = "busy", job.layout.data, *_shared_key(job)
