@@ -46,7 +46,7 @@ class PlannedTime(BaseModel, frozen=True):
 
 
 def rate_step(step: StepPlan, hardware: Hardware, error_fraction: float) -> PlannedTime | None:
-    """Turn a step's seconds into rates, if they were predicted; they may be off so far."""
+    """Turn a step's predicted seconds into rates, and into their range by the error."""
     if step.time is None:
         return None
     job, seconds = step.job, step.time.total
