@@ -12,8 +12,9 @@ from components.config.recipe import Recipe
 from components.config.schema.cluster import QueueSection, Site, Variable
 from components.config.schema.sections import Cluster
 from components.errors import RecipeError
-from components.planner.plan import Plan, plan_recipe
+from components.planner.plan import plan_recipe
 from components.planner.queues import most_chained, queue_remark, submitted_jobs, with_nodes
+from components.planner.result import Plan
 from components.preflight.verdict import HOSTS
 from components.train.ranks import allocator_settings, cache_variables
 

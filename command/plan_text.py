@@ -10,7 +10,7 @@ from datetime import datetime
 from rich.table import Table
 
 from components.planner.memory import Memory
-from components.planner.plan import Plan
+from components.planner.result import Plan
 from components.planner.timeline import RankLine, Timeline
 from components.report import plan_tables
 from components.report.plan_tables import Picture

@@ -6,7 +6,7 @@ from pydantic import TypeAdapter
 
 from benchmarks.ledger.proofs import FILES, GIB, NOT_DONE, KeptProof, LedgerEntry
 from components.config.schema.sections import PublishedFigure
-from components.planner.plan import ComparedFigure
+from components.planner.result import ComparedFigure
 from components.report.plan_tables import published_sheet
 
 _PUBLISHED = TypeAdapter(dict[str, ComparedFigure | PublishedFigure])

@@ -13,7 +13,8 @@ from command.outcome import ActionResult, Status, print_result
 from components.config.recipe import Recipe
 from components.dryrun.roles import RoleError, RoleResult, highest, judge, rehearse_roles
 from components.planner.memory import verdict_of
-from components.planner.plan import Plan, plan_recipe
+from components.planner.plan import plan_recipe
+from components.planner.result import Plan
 from components.terminal import console, say
 
 Tree = Mapping[str, Any]

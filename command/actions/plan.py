@@ -10,8 +10,7 @@ from command.plan_text import print_plan
 from command.recipe_summary import mixture_lines
 from command.remarks import remarks
 from components.config.rules.check import warnings_of
-from components.planner.plan import plan_recipe
-from components.planner.search_result import layouts_found
+from components.planner.plan import layouts_found, plan_recipe
 from components.planner.tree import plan_tree
 from components.report.html import check_plotly
 from components.report.plan_page import write_plan

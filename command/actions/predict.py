@@ -7,7 +7,8 @@ from command.arguments import Arguments
 from command.composition.compose import compose_recipe
 from command.outcome import print_result
 from command.study.ladder import LadderResult, read_ladder
-from components.planner.plan import Plan, plan_recipe
+from components.planner.plan import plan_recipe
+from components.planner.result import Plan
 from components.report.html import check_destination, check_plotly
 from components.report.prediction import tables
 from components.report.prediction.page import PredictedRecipe, write_prediction

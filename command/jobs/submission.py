@@ -29,7 +29,7 @@ from components.config.rules.check import warnings_of
 from components.config.user_overrides import differences, leaves
 from components.data.files import write_atomically
 from components.errors import RecipeError
-from components.planner.plan import Plan
+from components.planner.result import Plan
 from components.planner.tree import plan_tree
 from components.run.folder import RunFolder, check_unused, create_run_folder, replace_recipe
 from components.run.ownership import is_own

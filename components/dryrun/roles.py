@@ -24,8 +24,8 @@ from components.planner.experts import repeats_experts
 from components.planner.job import BYTES, TrainingJob, job_from_recipe
 from components.planner.memory import RankMemory, Verdict, fullest_of, verdict_of
 from components.planner.passes import recompute_fraction
-from components.planner.plan import Plan
 from components.planner.products import head_product, layer_products, mtp_product
+from components.planner.result import Plan
 from components.planner.software import SoftwareSpeed
 from components.planner.time import averaged_bytes
 from components.run.folder import RunFolder, create_run_folder

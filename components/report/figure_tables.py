@@ -14,7 +14,8 @@ from components.energy.counters import JOULES_PER_KWH, NOTHING
 from components.energy.emissions import Emissions
 from components.errors import RecipeError
 from components.planner.memory import GIB
-from components.planner.plan import Plan, plan_recipe
+from components.planner.plan import plan_recipe
+from components.planner.result import Plan
 from components.report import numbers
 from components.report.outcome import ReportEntry, Tree, flat
 from components.report.tables import Grid, column_labels, labelled, together

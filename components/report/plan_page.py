@@ -5,7 +5,7 @@ from pathlib import Path
 from components.config.schema.types import thaw
 from components.json_file import dump_json
 from components.planner.memory import GIB, Memory
-from components.planner.plan import Plan
+from components.planner.result import Plan
 from components.planner.timeline import Timeline, TimelineBlock
 from components.report import numbers, plan_tables
 from components.report.figures import PlotlyFigure, colour, empty_figure

@@ -12,8 +12,8 @@ from components.config.schema.sections import AXES, PublishedFigure
 from components.energy.emissions import Emissions
 from components.planner.cost import CheckpointCost, CostEstimate
 from components.planner.memory import GIB, Memory
-from components.planner.plan import ComparedFigure, LayoutsFound, Plan, PlannedPhase
 from components.planner.rates import PlannedExperts, PlannedRecomputation, PlannedTime
+from components.planner.result import ComparedFigure, LayoutsFound, Plan, PlannedPhase
 from components.planner.time import timeline_of
 from components.planner.timeline import Timeline
 from components.report import numbers

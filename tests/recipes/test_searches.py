@@ -14,9 +14,9 @@ from command.arguments import read_point
 from command.composition.compose import compose, compose_recipe
 from command.composition.layout_search import SearchResult
 from command.perform import perform
-from components.planner.plan import LayoutsFound, plan_recipe
+from components.planner.plan import layouts_found, plan_recipe, step_parts
+from components.planner.result import LayoutsFound
 from components.planner.search import describe
-from components.planner.search_result import layouts_found, step_parts
 from tests.recipes.test_plans import at_home
 
 SEARCHES = Path(__file__).parent / "searches"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from components.planner.plan import Plan
+from components.planner.result import Plan
 from components.report import numbers
 from components.report.figures import PlotlyFigure, colour, empty_figure
 from components.report.html import figure_html, render_template, write_page

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from components.planner.plan import Plan
+from components.planner.result import Plan
 from components.report import numbers
 from components.report.plan_tables import bill_rows
 from components.report.tables import Grid

@@ -10,8 +10,8 @@ from components.config.schema.types import thaw
 from components.data.token_file import width_of
 from components.planner.cost import CostEstimate
 from components.planner.memory import GIB
-from components.planner.plan import Plan
 from components.planner.rates import PlannedTime
+from components.planner.result import Plan
 from components.planner.tree import WEIGHT_BYTES, kept_checkpoints, weights_bytes
 from components.report import numbers
 from components.report.plan_tables import significant

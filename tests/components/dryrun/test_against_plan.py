@@ -9,7 +9,8 @@ import pytest
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.dryrun.roles import sent_bytes
-from components.planner.plan import Plan, plan_recipe
+from components.planner.plan import plan_recipe
+from components.planner.result import Plan
 
 KEPT = Path(__file__).parents[3] / "benchmarks" / "results" / "dryruns.json"
 FARTHEST = 0.125  # of the rehearsed peak; where it is more than a twentieth a page says why

@@ -10,7 +10,8 @@ from components.config.recipe import Recipe
 from components.dryrun.ledgers import CollectiveKind, sent_bytes
 from components.dryrun.roles import RoleError, judge, rehearse_roles, roles_of, step_flops
 from components.errors import RecipeError
-from components.planner.plan import Plan, plan_recipe
+from components.planner.plan import plan_recipe
+from components.planner.result import Plan
 from components.planner.software import OURS, read_software
 
 GIB = 2**30

@@ -18,7 +18,8 @@ from components.model.expert_products import Matrices, loop, sorted_products
 from components.planner.experts import copied_bytes, host_reads, started
 from components.planner.job import ExpertPath, TrainingJob
 from components.planner.passes import layer_parts, load_factor
-from components.planner.plan import Plan, plan_recipe
+from components.planner.plan import plan_recipe
+from components.planner.result import Plan
 from components.planner.states import rank_parameters
 from components.planner.time import averaged_bytes, plan_time
 from components.report.plan_tables import time_sheet

@@ -10,7 +10,8 @@ from command.composition.compose import compose_recipe
 from components.config.check import check_recipe
 from components.config.recipe import Recipe
 from components.planner.interruptions import HOUR
-from components.planner.plan import Plan, plan_recipe
+from components.planner.plan import plan_recipe
+from components.planner.result import Plan
 from components.report.plan_tables import phases_sheet
 
 HALF = 3_000_000_000_000 // 4_194_304 * 4_194_304  # whole steps

@@ -9,7 +9,8 @@ from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.planner.cost import CostEstimate
 from components.planner.passes import forward_seconds, rank_seconds
-from components.planner.plan import Plan, plan_recipe
+from components.planner.plan import plan_recipe
+from components.planner.result import Plan
 from components.planner.run_time import RunTimeline
 from components.planner.time import evaluation_seconds
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours

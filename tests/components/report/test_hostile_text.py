@@ -17,7 +17,8 @@ from pydantic import BaseModel
 
 from command.study.page import write_study
 from components.errors import RecipeError
-from components.planner.plan import Plan, plan_recipe
+from components.planner.plan import plan_recipe
+from components.planner.result import Plan
 from components.report.data_card import write_card
 from components.report.figures import empty_figure
 from components.report.html import figure_html

@@ -11,7 +11,8 @@ import pytest
 
 from components.errors import RecipeError
 from components.planner.memory import RankMemory
-from components.planner.plan import Plan, plan_recipe
+from components.planner.plan import plan_recipe
+from components.planner.result import Plan
 from components.planner.schedule import orders
 from components.planner.states import States, UpdateBytes
 from components.planner.timeline import PassSeconds, Timeline, simulate
