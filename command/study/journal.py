@@ -22,7 +22,7 @@ from optuna.distributions import (
 )
 from optuna.storages.journal import BaseJournalBackend
 
-from command.study.schema import Interval, SearchStudy, Values
+from command.study.schema import Interval, SearchStudy, Values, as_scalar
 from components.errors import RecipeError
 from components.json_file import MOST_BYTES, parse_json
 
@@ -43,7 +43,7 @@ def distribution_of(values: Values | Interval) -> BaseDistribution:
     """Return Optuna's distribution for one key of a search space."""
     if isinstance(values, Interval):
         return FloatDistribution(values.low, values.high, log=values.log)
-    return CategoricalDistribution(values)
+    return CategoricalDistribution([as_scalar(value) for value in values])
 
 
 class StudyJournal(BaseJournalBackend):

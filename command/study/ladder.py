@@ -9,7 +9,7 @@ from typing import Any
 from command.arguments import Arguments
 from command.study import runs
 from command.study.request import StudyRequest, ask
-from command.study.schema import FLOPS, PARAMETERS, LadderStudy, Point
+from command.study.schema import FLOPS, PARAMETERS, LadderStudy, Point, parameters_of
 from components.command_line import command_line
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
@@ -112,7 +112,8 @@ def _by_budgets(
     if study.ladder.flops is None:
         return None, ()
     runs = defaultdict[float, list[tuple[float, float]]](list)
-    for point, (parameters, _, loss, _) in zip(study.points, rows, strict=True):
+    points: Sequence[Point] = study.points
+    for point, (parameters, _, loss, _) in zip(points, rows, strict=True):
         runs[float(point[FLOPS])].append((parameters, loss))
     try:
         return best_by_budgets(runs, flops), ()
@@ -122,7 +123,7 @@ def _by_budgets(
 
 def _checked_size(run: Path, point: Point) -> int:
     """Compare what the run counted with what the ladder's file says."""
-    stated = int(point[PARAMETERS])
+    stated = parameters_of(point)
     counted = read_record(run / "derived.json", DerivedRecord).parameters
     found = (counted.active or counted.total) - (counted.embedding or 0)
     if found != stated:

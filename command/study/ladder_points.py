@@ -4,7 +4,15 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from command.study.schema import FLOPS, PARAMETERS, RATIO, BudgetRule, LadderRule, Value
+from command.study.schema import (
+    FLOPS,
+    PARAMETERS,
+    RATIO,
+    BudgetRule,
+    LadderRule,
+    Value,
+    parameters_of,
+)
 from components.config.validation import read_section
 from components.errors import RecipeError
 from components.scaling.isoflop import LEAST_SIZES
@@ -37,7 +45,7 @@ def spread_ladder(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
     points = [
         _point(rule, size, tokens, label, step)
         for size in rule.sizes
-        for tokens, label in _lengths(rule, int(size[PARAMETERS]))
+        for tokens, label in _lengths(rule, parameters_of(size))
     ]
     return {**tree, "points": points}
 
@@ -96,6 +104,6 @@ def _point(
         **size,
         **label,
         TOTAL: steps * step,
-        RATE: float(f"{rule.lr.at(int(size[PARAMETERS])):.3g}"),
+        RATE: float(f"{rule.lr.at(parameters_of(size)):.3g}"),
         rule.warmup.key: warmup,
     }

@@ -20,6 +20,7 @@ from command.study.point_results import (
 )
 from command.study.request import StudyRequest
 from command.study.schema import ListedStudy
+from components.config.schema.types import thaw
 from components.errors import RecipeError
 from components.report.html import check_destination, check_plotly
 from components.terminal import console, say, tell
@@ -142,7 +143,7 @@ def _as_json(study: ListedStudy, tried: list[PointResult]) -> Mapping[str, Any]:
         "convention": study.published.convention,
         "points": [
             {
-                "point": study.shown(one.point),
+                "point": thaw(study.shown(one.point)),
                 "planned": one.planned,
                 "fits": one.fits,
                 "measured": one.measured,

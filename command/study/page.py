@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from command.study.point_results import PointResult, median_deviation, study_grid, summary
-from command.study.schema import ListedStudy
+from command.study.schema import ListedStudy, as_scalar, point_text
 from components.report import numbers
 from components.report.figures import PlotlyFigure, colour, empty_figure
 from components.report.html import check_destination, figure_html, render_template, write_page
@@ -27,6 +27,7 @@ def write_study(
     parts = {
         "study": study,
         "changed": changed,
+        "baseline": point_text(study.baseline),
         "summary": summary(tried),
         "cards": _cards(tried),
         "chart": figure_html("study", study_figure(study, tried)),
@@ -120,7 +121,7 @@ def _figures(one: PointResult, kind: str) -> list[float]:
 def _place(study: ListedStudy, one: PointResult) -> Any:
     """Find a point's place on the axis: a number, or the label of several keys."""
     keys = study.figure.x
-    value = study.shown(one.point)[keys[0]]
+    value = as_scalar(study.shown(one.point)[keys[0]])
     if len(keys) == 1 and isinstance(value, int | float) and not isinstance(value, bool):
         return value
     return _label(study, keys, one)
@@ -128,4 +129,4 @@ def _place(study: ListedStudy, one: PointResult) -> Any:
 
 def _label(study: ListedStudy, keys: Sequence[str], one: PointResult) -> str:
     shown = study.shown(one.point)
-    return "/".join(str(shown[key]) for key in keys)
+    return "/".join(str(as_scalar(shown[key])) for key in keys)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from command.study.schema import OUT_OF_MEMORY, ListedStudy, Quote, Value
+from command.study.schema import OUT_OF_MEMORY, ListedStudy, Point, Quote, as_scalar
 from components.report import numbers
 from components.report.tables import Grid
 
@@ -13,7 +13,7 @@ from components.report.tables import Grid
 class PointResult:
     """One point; ``fits`` is the plan's word, ``why`` what speaks against plan or run."""
 
-    point: Mapping[str, Value]
+    point: Point
     planned: float | None
     fits: bool
     measured: float | None
@@ -92,7 +92,7 @@ def study_grid(study: ListedStudy, tried: Sequence[PointResult]) -> Grid:
         shown = study.shown(one.point)
         for quote in one.quotes or (None,):
             rows.append((
-                *(numbers.exact(shown[key]) for key in keys),
+                *(numbers.exact(as_scalar(shown[key])) for key in keys),
                 *((_written(quote.value if quote else None),) * quoted),
                 *((_written(one.planned),) * planned),
                 *((_deviation(one, quote),) * (quoted and planned)),

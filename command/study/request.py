@@ -4,9 +4,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from command.arguments import ROOT, Arguments, parse_word, read_point
+from command.arguments import ROOT, Arguments, read_point
 from command.files.yaml_file import read_data
 from command.recipe.lock_file import check_recipe_place
 from command.study.schema import (
@@ -15,11 +14,12 @@ from command.study.schema import (
     ListedStudy,
     Point,
     SearchStudy,
-    Value,
+    as_scalar,
 )
 from command.study.study_file import check_study, varied
 from command.sweeps.points import STUDY, as_folder, folder_of_runs, named_after, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
+from components.config.schema.types import thaw
 from components.config.suggestions import nearest
 from components.errors import RecipeError
 
@@ -45,7 +45,7 @@ class StudyRequest:
         """Ask for a point as the command line would; a key that the user names is his."""
         named = {word.partition("=")[0] for word in self.words}
         values = {RECIPE: self.study.recipe, **self.study.values(point)}
-        own = {key: read_value(key, value) for key, value in values.items() if key not in named}
+        own = {key: thaw(value) for key, value in values.items() if key not in named}
         words = list(self.words)
         if RECIPE in own:
             recipe = check_recipe_place(str(own.pop(RECIPE)), f"{self.study.name}.recipe")
@@ -60,14 +60,7 @@ class StudyRequest:
     def folder_of(self, point: Point) -> Path:
         """Name the keys in the study's order: a journal gives them back in another."""
         keys = varied(self.study)
-        return self.folder / as_folder(f"{key}={point[key]}" for key in keys)
-
-
-def read_value(key: str, value: Value) -> Any:
-    """Parse a text in braces (several keys) or brackets (a list) as the command line does."""
-    if isinstance(value, str) and value.startswith(("{", "[")):
-        return parse_word(f"{key}={value}").value()
-    return value
+        return self.folder / as_folder(f"{key}={as_scalar(point[key])}" for key in keys)
 
 
 def ask(words: Sequence[str]) -> StudyRequest:

@@ -21,7 +21,7 @@ from command.outcome import Status
 from command.perform import perform
 from command.study.outcomes import PENDING, PointOutcome, Poll, read_figure, refused
 from command.study.request import StudyRequest
-from command.study.schema import ListedStudy, Point, QueueLimits, SearchStudy
+from command.study.schema import ListedStudy, Point, QueueLimits, SearchStudy, point_text
 from command.study.tokenizers import count_point, counted_in
 from components.config.check import read_recipe
 from components.config.resolve import check_continues
@@ -192,7 +192,7 @@ def _admitted(runs: Iterable[Poll]) -> Iterator[int]:
 def say_ended(number: int, point: Point, ended: PointOutcome) -> None:
     """Tell of a point that has ended."""
     figure = ended.why if ended.figure is None else f"{ended.figure:,.6g}"
-    say(f"[{number}] {', '.join(f'{key}={value}' for key, value in point.items())}: {figure}")
+    say(f"[{number}] {point_text(point)}: {figure}")
 
 
 def result_in(asked: StudyRequest, point: Point) -> PointOutcome | None:

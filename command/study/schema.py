@@ -2,17 +2,26 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
+import yaml
+from pydantic import (
+    AfterValidator,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+)
 
 from components.config.schema.sections import Stem
-from components.config.schema.types import FrozenMapping, Section, freeze
+from components.config.schema.types import FrozenMapping, Section, freeze, thaw
 
-Value = bool | int | float | str
-Values = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
+Value = bool | int | float | str | list[JsonValue] | dict[str, JsonValue]
+Values = Annotated[tuple[Value, ...], Field(strict=False, min_length=1), AfterValidator(freeze)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
-Point = Mapping[str, Value]
+Point = Mapping[str, Any]  # values by key
 RECIPE, TOKENIZER = "recipe", "tokenizer"  # the names without a dot that a point may set
 CHOSEN = (RECIPE, TOKENIZER)
 TRAINED_ON = "trained_on"  # of a study of tokenizers: a source of the data, or all
@@ -20,6 +29,23 @@ PARAMETERS = "non_embedding"  # parameters of a ladder's size, without the embed
 RATIO, FLOPS = "tokens_per_parameter", "flops"  # what the length of a ladder's run follows from
 OUT_OF_MEMORY = "OOM"
 CSV_NAME = r"^[\w-]+\.csv$"  # a name, no path: the folder is not the file's to choose
+
+
+def as_scalar(value: Any) -> Any:
+    """Return a mapping or a list as one line of YAML, and any other value as it is."""
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    tree = thaw(value)
+    text = yaml.safe_dump(tree, default_flow_style=True, sort_keys=False, width=math.inf)
+    return str(text).strip()
+
+
+ByKey = Annotated[
+    Mapping[str, Value],
+    AfterValidator(freeze),
+    # Digests of earlier versions, which name folders, are of such lines.
+    PlainSerializer(lambda values: {key: as_scalar(value) for key, value in values.items()}),
+]
 
 
 class Objective(Section):
@@ -43,10 +69,10 @@ class Study(Section):
     why: str
     recipe: str
     cluster: Stem
-    set: FrozenMapping[Value]
+    set: ByKey
     products: FrozenMapping[Annotated[tuple[int | str, ...], Field(strict=False)]]
 
-    def values(self, point: Point) -> dict[str, Value]:
+    def values(self, point: Point) -> dict[str, Any]:
         """Give every key that the point sets: the fixed ones, its own, the products."""
         every = {**self.set, **point, **self.counted(point)}
         return {key: value for key, value in every.items() if "." in key or key in CHOSEN}
@@ -95,13 +121,13 @@ class SearchStudy(Study):
     space: FrozenMapping[Values | Interval]
     objective: Goal
     search: SearchSettings
-    published: FrozenMapping[Value]
+    published: ByKey
 
 
 class Quote(Section):
     """What the source states at ``place`` of the point that has the values ``at``."""
 
-    at: FrozenMapping[Value]
+    at: ByKey
     value: PositiveFloat | Literal["OOM"]
     place: str
 
@@ -150,14 +176,14 @@ class ListedStudy(Study):
     measures: Literal["runs", "tokenizers"] = "runs"
     columns: FrozenMapping[StudyColumn] = Field(default_factory=lambda: freeze({}))
 
-    points: Annotated[tuple[FrozenMapping[Value], ...], Field(strict=False, min_length=1)]
+    points: Annotated[tuple[ByKey, ...], Field(strict=False, min_length=1)]
     objective: Objective
-    baseline: FrozenMapping[Value]
+    baseline: ByKey
     published: PublishedPoints
     figure: StudyFigure
     queue: QueueLimits
 
-    def shown(self, point: Point) -> dict[str, Value]:
+    def shown(self, point: Point) -> dict[str, Any]:
         """Give what a reader tells points by: their own keys, and what they count."""
         counted = self.counted(point).items()
         return {**point, **{key: value for key, value in counted if "." not in key}}
@@ -214,7 +240,7 @@ class LadderRule(Section):
     budget, is no part of the fit and checks it.
     """
 
-    sizes: Annotated[tuple[FrozenMapping[Value], ...], Field(strict=False, min_length=4)]
+    sizes: Annotated[tuple[ByKey, ...], Field(strict=False, min_length=4)]
     tokens_per_parameter: (
         Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)] | None
     ) = None
@@ -231,20 +257,30 @@ class LadderStudy(ListedStudy):
     def is_held_out(self, point: Point) -> bool:
         """Whether a point is of the largest size, or of the largest budget."""
         if self.ladder.flops is not None:
-            return point[FLOPS] == self.ladder.flops.budgets[-1]
-        return point[PARAMETERS] == self.ladder.sizes[-1][PARAMETERS]
+            return bool(point[FLOPS] == self.ladder.flops.budgets[-1])
+        return parameters_of(point) == parameters_of(self.ladder.sizes[-1])
 
 
 def has_values(point: Point, at: Point) -> bool:
     """Return whether the point has all values of ``at``."""
-    return all(key in point and point[key] == value for key, value in at.items())
+    return all(key in point and bool(point[key] == value) for key, value in at.items())
+
+
+def point_text(point: Point) -> str:
+    """Write the values of a point on one line."""
+    return ", ".join(f"{key}={as_scalar(value)}" for key, value in point.items())
+
+
+def parameters_of(point: Point) -> int:
+    """Return the parameters of a ladder's size, without the embedding."""
+    return int(point[PARAMETERS])
 
 
 class Column(Section):
     """A column whose cells stand for values: ``names`` says which."""
 
     column: str
-    names: FrozenMapping[Value]
+    names: ByKey
 
 
 class Best(Section):

@@ -5,7 +5,7 @@ after the runs that are under way, has the results of those that ended, and prop
 still to be tried.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from command.study.journal import StudyJournal, distribution_of
 from command.study.outcomes import PointOutcome
 from command.study.request import StudyRequest
 from command.study.runs import run_all, runner_of, say_ended
-from command.study.schema import Point, SearchStudy
+from command.study.schema import Point, SearchStudy, as_scalar
+from components.config.schema.types import thaw
 from components.terminal import console, say
 
 SHOWN = 10  # all are in the journal
@@ -62,11 +63,22 @@ def _draw(study: SearchStudy, trials: optuna.Study) -> Iterator[tuple[int, Point
     """Yield the trials that were under way, then new ones until there are enough."""
     begun = trials.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     for trial in begun[: study.search.trials]:
-        yield trial.number, trial.params
+        yield trial.number, _point(study, trial.params)
     space = {key: distribution_of(values) for key, values in study.space.items()}
     while len(_tried(trials)) < study.search.trials:
         asked = trials.ask(space)
-        yield asked.number, asked.params
+        yield asked.number, _point(study, asked.params)
+
+
+def _point(study: SearchStudy, params: Mapping[str, Any]) -> Point:
+    """Return the values of a point: Optuna has a mapping or a list as text."""
+    listed = {key: study.space[key] for key in params}
+    return {
+        key: next(value for value in values if as_scalar(value) == params[key])
+        if isinstance(values, tuple)
+        else params[key]
+        for key, values in listed.items()
+    }
 
 
 def _close(trials: optuna.Study, number: int, ended: PointOutcome) -> None:
@@ -97,7 +109,7 @@ def _as_json(
     return {
         "study": study.name,
         "objective": study.objective.model_dump(mode="json"),
-        "published": {"point": dict(study.published), "planned_figure": published},
+        "published": {"point": thaw(study.published), "planned_figure": published},
         "trials": [
             {"point": t.params, "figure": t.value, "why": why.get(str(t.number), "")}
             for t in _tried(trials)
@@ -116,7 +128,9 @@ def _print(study: SearchStudy, trials: optuna.Study, published: float | None) ->
     if published is not None:
         rows.append(("published", {**study.published}, published))
     for name, point, figure in rows:
-        table.add_row(name, *(str(point[key]) for key in study.space), f"{figure:,.6g}")
+        table.add_row(
+            name, *(str(as_scalar(point[key])) for key in study.space), f"{figure:,.6g}"
+        )
     out = console(width=160)
     out.print(table)
     tried = len(_tried(trials))

@@ -64,7 +64,9 @@ def check_study(tree: dict[str, Any], where: str) -> SearchStudy | ListedStudy:
     else:
         study = read_section(LadderStudy if given == ["ladder"] else ListedStudy, tree, where)
         mistakes = _mistakes_of_listed(study)
-    for path, problem, remedy in itertools.chain(_mistakes(study, given[0]), mistakes):
+    for path, problem, remedy in itertools.chain(
+        _mistakes(study, given[0]), _quoted(study), mistakes
+    ):
         raise RecipeError(f"{where}.{path}", problem, remedy)
     return study
 
@@ -100,6 +102,14 @@ def _mistakes(study: SearchStudy | ListedStudy, kind: str) -> Mistakes:
     for one, other in itertools.combinations(places, 2):
         for key in one & other:
             yield key, "is set twice", f"keep it under one of set, {kind} and products"
+
+
+def _quoted(study: SearchStudy | ListedStudy) -> Mistakes:
+    """Report mappings and lists that are quoted, as earlier versions had them."""
+    listed = ((key, value) for key, values in varied(study).items() for value in values or ())
+    for key, value in (*study.set.items(), *listed):
+        if isinstance(value, str) and value.startswith(("{", "[")):
+            yield key, f"{value!r} is a text", "write {a: 1} or [a] without quotes around it"
 
 
 def _texts(tree: object, path: str = "") -> Iterator[tuple[str, str]]:

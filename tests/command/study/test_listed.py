@@ -111,23 +111,25 @@ def test_a_point_that_training_refuses_writes_nothing(
     assert not (folder / "runs").exists()
 
 
-def test_a_text_in_braces_sets_the_keys_of_a_part(tmp_path: Path) -> None:
-    part = "{_target_: components.model.positions.Learned, num_positions: 64}"
+def test_a_mapping_sets_the_keys_of_a_part(tmp_path: Path) -> None:
+    part = {"_target_": "components.model.positions.Learned", "num_positions": 64}
     file = tmp_path / "rates.yaml"
-    points = {"grid": {"model.positions": [part, "{_target_: a.Other}"]}}
+    points = {"grid": {"model.positions": [part, {"_target_": "a.Other"}]}}
     tree = RATES | points | {"products": {"budget.total_tokens": [512]}}
     tree["published"] = RATES["published"] | {"values": []}
     tree["figure"] = RATES["figure"] | {"x": ["model.positions"]}
     file.write_text(yaml.safe_dump(tree))
     asked = ask([f"study={file}"])
     assert isinstance(asked.study, ListedStudy)
-    values = asked.arguments_of(asked.study.points[0]).file_values
-    expected = {"_target_": "components.model.positions.Learned", "num_positions": 64}
-    assert values["model.positions"] == expected
+    point = asked.study.points[0]
+    assert asked.arguments_of(point).file_values["model.positions"] == part
+    # The folder of a version that had the mapping as text.
+    name = "model.positions=__target_:_components.model.positions.Learned,_num_positions:_64_"
+    assert asked.folder_of(point).name == name
 
 
-def test_a_text_in_brackets_sets_a_list(tmp_path: Path) -> None:
-    tree = RATES | {"grid": {"parallelism.recompute": ["none", "[attention, mlp]"]}}
+def test_a_list_is_one_value(tmp_path: Path) -> None:
+    tree = RATES | {"grid": {"parallelism.recompute": ["none", ["attention", "mlp"]]}}
     tree["products"] = {"budget.total_tokens": [512]}
     tree["published"] = RATES["published"] | {"values": []}
     tree["figure"] = RATES["figure"] | {"x": ["parallelism.recompute"]}

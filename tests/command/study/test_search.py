@@ -132,6 +132,18 @@ def test_a_study_trained_here_goes_on_and_repeats_nothing(
     assert "9 trials: " in said.out
 
 
+def test_a_search_tries_lists(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    space = {"model.attention.backends": [["math"], ["flash"]]}
+    key = "time.tokens_per_second"
+    objective = {"measured": "tokens_per_second", "planned": key, "direction": "maximize"}
+    given = write(folder, space=space, objective=objective, cluster="juwels", set={})
+    words = ["-m", given, "scale=mini", "action=plan", "output=json"]
+    assert main([*words, "study.search.trials=3"]) == 0
+    trials = json.loads(capfd.readouterr().out)["trials"]
+    tried = {trial["point"]["model.attention.backends"]: trial["why"] for trial in trials}
+    assert tried == {"[math]": "", "[flash]": ""}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

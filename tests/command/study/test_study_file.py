@@ -116,3 +116,11 @@ def test_a_search_counts_nothing_for_a_figure() -> None:
 def test_a_study_sets_keys_of_a_recipe_and_of_the_machine_only_how_much(key: str) -> None:
     refused(key, "is no key that a study may set", set={key: "x"})
     check_study(tree(set={"cluster.nodes": 4}), "x.yaml")
+
+
+def test_a_mapping_or_a_list_is_no_text() -> None:
+    remedy = "write {a: 1} or [a] without quotes around it"
+    for given in ({"set": {"data.shares": "{en: 1.0}"}}, {"space": {"data.shares": ["[a]"]}}):
+        with pytest.raises(RecipeError, match="is a text") as caught:
+            check_study(tree(products={}, **given), "rates.yaml")
+        assert (caught.value.path, caught.value.remedy) == ("rates.yaml.data.shares", remedy)
