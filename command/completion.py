@@ -146,7 +146,7 @@ def _keys(word: str, words: Sequence[str]) -> Iterator[str]:
 def _found(key: str, words: Sequence[str]) -> Any:
     """Compose what the words choose and set, and find a key; nothing where they are wrong."""
     from command.composition.compose import compose_recipe  # slow: Hydra
-    from command.sweeps.points import split_sweep  # slow: Hydra
+    from command.study.sweep_points import split_sweep  # slow: Hydra
 
     keys = [word for word in words if not word.startswith("-") and not _is_other(word)]
     try:

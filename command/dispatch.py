@@ -7,7 +7,7 @@ from command.arguments import read_point
 from command.help import answer
 from command.outcome import ActionResult, Status, attempt
 from command.perform import perform
-from command.sweeps.points import split_sweep, study_words, submits, trains
+from command.study.sweep_points import split_sweep, study_words, submits, trains
 from components.terminal import tell
 
 
@@ -21,7 +21,7 @@ def dispatch(words: Sequence[str]) -> Status:
         tell(said)
         return Status.DONE
     if (asked := study_words(words)) is not None:
-        from command.study.run import run_study  # slow: numpy and tokenizers
+        from command.study.listed import run_study  # slow: numpy and tokenizers
 
         return run_study(asked)
     sweeping, points = split_sweep(words)
@@ -30,7 +30,7 @@ def dispatch(words: Sequence[str]) -> Status:
     to_scheduler = submits(points)
     if not (to_scheduler or trains(points)):
         return _sweep(points)
-    from command.sweeps.runs import submit_all, train_all  # slow: numpy and tokenizers
+    from command.study.sweep import submit_all, train_all  # slow: numpy and tokenizers
 
     return submit_all(points) if to_scheduler else train_all(points)
 

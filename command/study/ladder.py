@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments
-from command.study import runs
+from command.study.outcomes import result_in
 from command.study.request import StudyRequest, ask
-from command.study.schema import FLOPS, PARAMETERS, LadderStudy, Point, parameters_of
+from command.study.schema import FLOPS, PARAMETERS, LadderStudy, Point
 from components.command_line import command_line
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
@@ -92,7 +92,7 @@ def finished_runs(asked: StudyRequest, study: LadderStudy) -> list[LadderRow]:
     """
     rows = []
     for point in study.points:
-        ending = runs.result_in(asked, point)
+        ending = result_in(asked, point)
         if ending is not None and ending.figure is not None:
             size = _checked_size(asked.folder_of(point), point)
             tokens = int(ending.found["tokens"])
@@ -112,8 +112,7 @@ def _by_budgets(
     if study.ladder.flops is None:
         return None, ()
     runs = defaultdict[float, list[tuple[float, float]]](list)
-    points: Sequence[Point] = study.points
-    for point, (parameters, _, loss, _) in zip(points, rows, strict=True):
+    for point, (parameters, _, loss, _) in zip(study.points, rows, strict=True):
         runs[float(point[FLOPS])].append((parameters, loss))
     try:
         return best_by_budgets(runs, flops), ()
@@ -123,7 +122,7 @@ def _by_budgets(
 
 def _checked_size(run: Path, point: Point) -> int:
     """Compare what the run counted with what the ladder's file says."""
-    stated = parameters_of(point)
+    stated = int(point[PARAMETERS])
     counted = read_record(run / "derived.json", DerivedRecord).parameters
     found = (counted.active or counted.total) - (counted.embedding or 0)
     if found != stated:

@@ -11,7 +11,6 @@ from command.study.schema import (
     BudgetRule,
     LadderRule,
     Value,
-    parameters_of,
 )
 from components.config.validation import read_section
 from components.errors import RecipeError
@@ -45,7 +44,7 @@ def spread_ladder(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
     points = [
         _point(rule, size, tokens, label, step)
         for size in rule.sizes
-        for tokens, label in _lengths(rule, parameters_of(size))
+        for tokens, label in _lengths(rule, int(size[PARAMETERS]))
     ]
     return {**tree, "points": points}
 
@@ -104,6 +103,6 @@ def _point(
         **size,
         **label,
         TOTAL: steps * step,
-        RATE: float(f"{rule.lr.at(parameters_of(size)):.3g}"),
+        RATE: float(f"{rule.lr.at(int(size[PARAMETERS])):.3g}"),
         rule.warmup.key: warmup,
     }

@@ -1,4 +1,4 @@
-"""A study that lists its points: all are planned, run where asked, set beside the work's."""
+"""Run a study. Its listed points are planned, run where asked, set beside the work's."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from rich.table import Table
 
 from command.outcome import Status, print_result
 from command.study import runs
-from command.study.outcomes import PENDING, PointOutcome, read_figure_or_none
+from command.study.outcomes import PENDING, PointOutcome, read_figure_or_none, result_in
 from command.study.page import write_study
 from command.study.point_results import (
     PointResult,
@@ -18,12 +18,29 @@ from command.study.point_results import (
     study_grid,
     summary,
 )
-from command.study.request import StudyRequest
+from command.study.request import StudyRequest, ask
 from command.study.schema import ListedStudy
 from components.config.schema.types import thaw
 from components.errors import RecipeError
 from components.report.html import check_destination, check_plotly
 from components.terminal import console, say, tell
+
+
+def run_study(words: Sequence[str]) -> Status:
+    """Try the points of a study and print what was found.
+
+    Raises:
+        RecipeError: the study, or a word beside it, is wrong.
+    """
+    asked = ask(words)
+    if isinstance(asked.study, ListedStudy):
+        return try_points(asked, asked.study)
+    if asked.action == "report":
+        remedy = "action=report runs=[...] compares its runs"
+        raise RecipeError("action", f"{asked.study.name} searches: it has no figure", remedy)
+    from command.study.search import search_points  # slow: optuna
+
+    return search_points(asked, asked.study)
 
 
 def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
@@ -36,7 +53,7 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
     ended = [PENDING for _ in study.points]  # a plan needs no run
     try:
         if asked.action == "report":
-            ended = [runs.result_in(asked, point) or PENDING for point in study.points]
+            ended = [result_in(asked, point) or PENDING for point in study.points]
         else:
             runner = runs.runner_of(asked)  # refuses what no plan knows
             ended = ended if asked.action == "plan" else run_points(study, runner)

@@ -17,7 +17,7 @@ from command.study.schema import (
     as_scalar,
 )
 from command.study.study_file import check_study, varied
-from command.sweeps.points import STUDY, as_folder, folder_of_runs, named_after, submits
+from command.study.sweep_points import STUDY, as_folder, folder_of_runs, named_after, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
 from components.config.schema.types import thaw
 from components.config.suggestions import nearest

@@ -1,12 +1,12 @@
 """Runs of a study's points: planned, trained on this machine, or submitted to a cluster."""
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from cluster.clients import scheduler_for
@@ -14,26 +14,38 @@ from cluster.job import job_settings
 from cluster.records import Jobs
 from cluster.status import status_of
 from cluster.user import read_user
-from command.arguments import ROOT, read_point
+from command.arguments import ROOT, Arguments, read_point
 from command.composition.compose import compose_recipe
-from command.jobs.submission import SubmittedError, check_resubmission, check_run, submit_run
-from command.outcome import Status
+from command.jobs.submission import (
+    CheckedRun,
+    SubmittedError,
+    check_resubmission,
+    check_run,
+    submit_run,
+)
+from command.outcome import ActionResult, Status
 from command.perform import perform
-from command.study.outcomes import PENDING, PointOutcome, Poll, read_figure, refused
+from command.study.outcomes import (
+    PENDING,
+    PointOutcome,
+    Poll,
+    measures_tokenizers,
+    read_figure,
+    refused,
+    result_in,
+)
 from command.study.request import StudyRequest
-from command.study.schema import ListedStudy, Point, QueueLimits, SearchStudy, point_text
-from command.study.tokenizers import count_point, counted_in
+from command.study.schema import ListedStudy, Point, QueueLimits, point_text
+from command.study.tokenizers import count_point
 from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.config.resolve import check_continues
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.report.html import share_script
 from components.run.folder import RunFolder
-from components.run.ownership import check_links
-from components.run.records import HeldOutRecord, StatedResults, read_checked
 from components.terminal import say
 
-_HELD_OUT = ("held_out.final", "held_out.final_unweighted")
 # Begins a point's run, or takes the one that is there; raises RecipeError if it cannot be.
 Runner = Callable[[Point], Poll]
 
@@ -58,17 +70,9 @@ def runner_of(asked: StudyRequest) -> Runner:
     return partial(_train if asked.action == "train" else _submit, asked)
 
 
-def measures_tokenizers(study: SearchStudy | ListedStudy) -> bool:
-    """Whether the points are tokenizers, not runs."""
-    return isinstance(study, ListedStudy) and study.measures == "tokenizers"
-
-
 def _plan(asked: StudyRequest, point: Point) -> Poll:
-    tree, why = _planned(asked, point)
-    key = str(asked.study.objective.planned)
-    if why:
-        return lambda: PointOutcome(None, why)
-    return lambda: PointOutcome(read_figure(tree, key, "objective.planned"), "", tree)
+    planned = plan_point(asked, point)
+    return lambda: replace(planned, figure=None) if planned.why else planned
 
 
 def _train(asked: StudyRequest, point: Point) -> Poll:
@@ -82,14 +86,22 @@ def _train(asked: StudyRequest, point: Point) -> Poll:
     if (path / "recipe.json").exists():
         check_continues(read_recipe(path / "recipe.json"), recipe, path)
     if result_in(asked, point) is None:
-        if path.exists():
-            arguments = read_point([f"resume={path}"])
-        with redirect_stdout(sys.stderr):  # standard output is the study's
-            ended = perform("auto", arguments)
+        ended = train_run(arguments, path)
         share_script(asked.folder)  # for later pages; a refused point has written nothing
         if ended.status in {Status.STOPPED, Status.INTERRUPTED}:
             raise KeyboardInterrupt
     return lambda: result_in(asked, point) or PointOutcome(None, "did not finish")
+
+
+def train_run(arguments: Arguments, path: Path) -> ActionResult:
+    """Train a point's run in its folder, or continue the one that is there."""
+    if RunFolder(path).recipe.exists():
+        resumed = read_point([f"resume={path}"])
+        arguments = replace(resumed, site=arguments.site)
+    else:
+        arguments = replace(arguments, run=path)
+    with redirect_stdout(sys.stderr):  # standard output has the figures of all points
+        return perform("train", arguments)
 
 
 @dataclass(frozen=True)
@@ -111,21 +123,36 @@ class SubmittedRun:
 
 
 def _submit(asked: StudyRequest, point: Point) -> Poll:
-    """Submit a point; a run that was submitted before is left as it is, however it ended.
-
-    If its submission was cut short and the queue has no job of it, it is submitted again.
-    """
+    """Submit a point; a run that was submitted before is left as it is, however it ended."""
     arguments, path = asked.arguments_of(point), asked.folder_of(point)
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
     settings = job_settings(recipe, user, repository=ROOT, run=path)
+    if (checked := check_submission(recipe, arguments, path)) is not None:
+        submit_run(checked, after=None)
+    return SubmittedRun(asked, point, settings.runs_at_once)
+
+
+def check_submission(recipe: Recipe, arguments: Arguments, path: Path) -> CheckedRun | None:
+    """Check a point's run before it is submitted; None if it was, and is left as it is.
+
+    If its submission was cut short and the queue has no job of it, it is submitted again.
+
+    Raises:
+        RecipeError: the run cannot be submitted, or has children.
+    """
+    if recipe.children:
+        problem = "every point would be a tree of its own"
+        raise RecipeError("children", problem, "submit this run by itself")
     chain = Jobs(RunFolder(path)).chain()
     if chain.submissions and not chain.ids:
         arguments = replace(arguments, again=True)
-    with suppress(SubmittedError):
+    try:
         check_resubmission(recipe, path, arguments)
-        submit_run(check_run(recipe, arguments, path), after=None)
-    return SubmittedRun(asked, point, settings.runs_at_once)
+    except SubmittedError as error:
+        say(f"[{path.name}] left as it is: {error.problem}; {error.remedy}")
+        return None
+    return check_run(recipe, arguments, path)
 
 
 def plan_point(asked: StudyRequest, point: Point) -> PointOutcome:
@@ -193,42 +220,3 @@ def say_ended(number: int, point: Point, ended: PointOutcome) -> None:
     """Tell of a point that has ended."""
     figure = ended.why if ended.figure is None else f"{ended.figure:,.6g}"
     say(f"[{number}] {point_text(point)}: {figure}")
-
-
-def result_in(asked: StudyRequest, point: Point) -> PointOutcome | None:
-    """Read the figure of a point's run that has finished; nothing of one that has not.
-
-    Raises:
-        RecipeError: it finished without such a figure.
-    """
-    run, key = asked.folder_of(point), str(asked.study.objective.measured)
-    if measures_tokenizers(asked.study):
-        return counted_in(run, key)
-    file = run / "results.json"
-    if not file.is_file():
-        return None
-    check_links(run, "run")
-    results = read_checked(file, StatedResults, finite=False)
-    if results["status"] != "finished":
-        return None
-    diverged = f"{key} is no finite number: the run diverged"
-    if key in results.get("not_finite", ()):  # earlier versions have no such list
-        return PointOutcome(None, diverged)
-    if key in _HELD_OUT:
-        ending = _held_out_in(results, key)
-    else:
-        ending = PointOutcome(read_figure(results, key, "objective.measured"), "", results)
-    if ending.figure is not None and not math.isfinite(ending.figure):
-        return PointOutcome(None, diverged)
-    return ending
-
-
-def _held_out_in(results: Mapping[str, Any], key: str) -> PointOutcome:
-    """Read a held-out loss; an untrained model's or another mean stands for none."""
-    held_out = HeldOutRecord.model_validate(results.get("held_out") or {})
-    figure = getattr(held_out, key.removeprefix("held_out."))
-    if figure is not None:
-        return PointOutcome(figure, "", results)
-    if held_out.by_source:  # an earlier version's
-        return PointOutcome(None, f"{key} was not measured; held_out.final_unweighted was")
-    return PointOutcome(None, f"{key}: no evaluation since step 0")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -18,7 +18,10 @@ from pydantic import (
 from components.config.schema.sections import Stem
 from components.config.schema.types import FrozenMapping, Section, freeze, thaw
 
-Value = bool | int | float | str | list[JsonValue] | dict[str, JsonValue]
+if TYPE_CHECKING:
+    Value = Any  # who reads a key knows its type
+else:
+    Value = bool | int | float | str | list[JsonValue] | dict[str, JsonValue]
 Values = Annotated[tuple[Value, ...], Field(strict=False, min_length=1), AfterValidator(freeze)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Point = Mapping[str, Any]  # values by key
@@ -258,7 +261,7 @@ class LadderStudy(ListedStudy):
         """Whether a point is of the largest size, or of the largest budget."""
         if self.ladder.flops is not None:
             return bool(point[FLOPS] == self.ladder.flops.budgets[-1])
-        return parameters_of(point) == parameters_of(self.ladder.sizes[-1])
+        return bool(point[PARAMETERS] == self.ladder.sizes[-1][PARAMETERS])
 
 
 def has_values(point: Point, at: Point) -> bool:
@@ -269,11 +272,6 @@ def has_values(point: Point, at: Point) -> bool:
 def point_text(point: Point) -> str:
     """Write the values of a point on one line."""
     return ", ".join(f"{key}={as_scalar(value)}" for key, value in point.items())
-
-
-def parameters_of(point: Point) -> int:
-    """Return the parameters of a ladder's size, without the embedding."""
-    return int(point[PARAMETERS])
 
 
 class Column(Section):

@@ -1,20 +1,15 @@
 """Points of a study that are tokenizers: each is trained here and counted on held-out text."""
 
 import json
-from pathlib import Path
 
 from command.composition.compose import compose_recipe
-from command.study.outcomes import PointOutcome, Poll, read_figure
+from command.study.outcomes import COUNTS, Poll, counted_in
 from command.study.request import StudyRequest
 from command.study.schema import TRAINED_ON, Point
 from components.build import build
 from components.data.files import replace_atomically
-from components.json_file import read_mapping
-from components.run.ownership import check_links
 from components.terminal import say
 from data_prep.fertility import EVERY, measure_tokenizer
-
-COUNTS = "fertility.json"
 
 
 def count_point(asked: StudyRequest, point: Point) -> Poll:
@@ -41,16 +36,3 @@ def count_point(asked: StudyRequest, point: Point) -> Poll:
             file.write(json.dumps(found, indent=1).encode() + b"\n")
     key = str(asked.study.objective.measured)
     return lambda: counted_in(folder, key)
-
-
-def counted_in(folder: Path, key: str) -> PointOutcome | None:
-    """Read what was counted of a point; nothing if it was not.
-
-    Raises:
-        RecipeError: the study compares what is not counted.
-    """
-    if not (folder / COUNTS).is_file():
-        return None
-    check_links(folder, "run")
-    found = read_mapping(folder / COUNTS)
-    return PointOutcome(read_figure(found, key, "objective.measured"), "", found)

@@ -9,7 +9,7 @@ import pytest
 
 from command.arguments import ROOT
 from command.main import main
-from command.sweeps.points import LONGEST, labels, name_of, split_sweep
+from command.study.sweep_points import LONGEST, labels, name_of, split_sweep
 from tests.life.conftest import TINY
 
 HERE = (
@@ -175,7 +175,7 @@ def test_runs_with_children_are_submitted_one_by_one(
 ) -> None:
     tree = "children.given={at_tokens: 3_072, export: {}}"
     assert sweep(tmp_path, "budget.seed=1,2", tree, f"run={tmp_path / 'mine'}") == 2
-    assert "children: every point of a sweep would be a tree" in capfd.readouterr().err
+    assert "children: every point would be a tree" in capfd.readouterr().err
     assert submitted(queue) == []
 
 
@@ -213,9 +213,9 @@ def test_interrupted_between_two_submissions_it_submits_no_more_and_then_what_is
     sbatch.write_text(usual)
     capfd.readouterr()
     assert sweep(tmp_path, "budget.seed=1,2,3") == 0
-    assert len(submitted(queue)) == 2
+    assert len(submitted(queue)) == 3
     said = " ".join(capfd.readouterr().err.split())
-    assert "its answer is missing; the queue has no job of it; again=true submits it" in said
+    assert "[budget.seed=1] left as it is: " in said
 
 
 def test_a_scheduler_that_does_not_answer_is_no_reason_to_leave_a_point(

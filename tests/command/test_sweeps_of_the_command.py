@@ -7,8 +7,8 @@ import pytest
 
 from command.arguments import ROOT
 from command.main import main
-from command.sweeps.points import split_sweep
-from command.sweeps.table import SweepTable
+from command.study.sweep_points import split_sweep
+from command.study.sweep_table import SweepTable
 from components.command_line import command_line
 from components.errors import RecipeError
 

@@ -15,7 +15,7 @@ from command.arguments import ROOT, groups, read_point
 from command.composition.compose import compose_recipe
 from command.files.trusted_paths import is_trusted
 from command.main import main
-from command.sweeps.points import submits
+from command.study.sweep_points import submits
 from components.errors import RecipeError
 
 OWN_TEXT = """\

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from command.study.outcomes import PointOutcome
+from command.study.outcomes import PointOutcome, result_in
 from command.study.request import ask
-from command.study.runs import result_in
 from components.errors import RecipeError
 from tests.command.study.test_search import RATES
 from tests.components.report.conftest import earlier_results_tree, results_tree

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from command.actions import auto
+from command.actions import train
 from command.arguments import ROOT, Arguments
 from command.composition.compose import compose_recipe
 from command.main import main
@@ -93,7 +93,7 @@ def test_a_point_does_not_take_the_run_of_another_recipe(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("cluster", "keys", "message"),
     [
-        ("smng_p2", {}, r"site\.account: not set"),
+        ("smng_p2", {}, "64 nodes of smng_p2 are not this machine"),
         ("local", {"cluster.nodes": 2}, "2 nodes of local are not this machine"),
     ],
 )
@@ -206,15 +206,15 @@ def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
     grid = {"budget.global_batch_tokens": [256, 512, 320]}
     words = [write(folder, {**RATES, "grid": grid}), *WORDS, f"run={folder / 'runs'}"]
     begun: list[tuple[str, ...]] = []
-    train = auto.run
+    train_here = train.run
 
     def interrupted(arguments: Arguments) -> ActionResult:
         begun.append(arguments.words)
         if len(begun) == 2:
             raise KeyboardInterrupt
-        return train(arguments)
+        return train_here(arguments)
 
-    monkeypatch.setattr(auto, "run", interrupted)
+    monkeypatch.setattr(train, "run", interrupted)
     assert main(["-m", *words]) == 3
     assert "stopped; the same command goes on" in capfd.readouterr().err
     assert main(["-m", *words, "output=json"]) == 0

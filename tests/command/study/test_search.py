@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from command.actions import auto
+from command.actions import train
 from command.arguments import ROOT, Arguments
 from command.main import main
 from command.outcome import ActionResult
@@ -97,16 +97,16 @@ def test_a_study_trained_here_goes_on_and_repeats_nothing(
 ) -> None:
     words = ["-m", write(folder), *WORDS, f"run={folder / 'runs'}"]
     begun: list[tuple[str, ...]] = []
-    train = auto.run
+    train_here = train.run
 
     def interrupted(arguments: Arguments) -> ActionResult:
         if "budget.global_batch_tokens=256" in arguments.words:
             begun.append(arguments.words)
             if len(begun) == 2:
                 raise KeyboardInterrupt
-        return train(arguments)
+        return train_here(arguments)
 
-    monkeypatch.setattr(auto, "run", interrupted)
+    monkeypatch.setattr(train, "run", interrupted)
     assert main(words) == 3
     assert "stopped; the same command goes on" in capfd.readouterr().err
     assert main([*words, "output=json"]) == 0

@@ -6,7 +6,7 @@ table, too, written anew after every run.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,17 +18,11 @@ from cluster.user import read_user
 from command.arguments import ROOT, Arguments, read_point
 from command.composition.compose import compose_recipe
 from command.jobs.status import print_runs
-from command.jobs.submission import (
-    CheckedRun,
-    SubmittedError,
-    check_resubmission,
-    check_run,
-    submit_run,
-)
+from command.jobs.submission import CheckedRun, submit_run
 from command.outcome import ActionResult, Status, attempt
-from command.perform import perform
-from command.sweeps.points import folder_of_runs, labels, name_of
-from command.sweeps.table import SweepTable
+from command.study.runs import check_submission, train_run
+from command.study.sweep_points import folder_of_runs, labels, name_of
+from command.study.sweep_table import SweepTable
 from command.words import SWEEP, check_words, keys_of
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
@@ -103,9 +97,8 @@ def train_all(points: Sequence[Sequence[str]]) -> Status:
         share_script(folder)
     for place, point in enumerate(waiting, 1):
         say(f"[{point.label}] {place} of {len(waiting)}")
-        statuses.append(
-            attempt(partial(_train, point), point.arguments.words, point.label).status
-        )
+        train = partial(train_run, point.arguments, point.path)
+        statuses.append(attempt(train, point.arguments.words, point.label).status)
         table.take(point.label, point.path)
         table.write(folder)
         if statuses[-1] == Status.STOPPED or statuses[-1] >= Status.INTERRUPTED:
@@ -127,13 +120,6 @@ def _stands(point: SweepPoint) -> str | None:
         remedy = "name another run=FOLDER, or move that one away"
         raise RecipeError("run", f"{point.path} holds another recipe", remedy)
     return folder.ended
-
-
-def _train(point: SweepPoint) -> ActionResult:
-    if not RunFolder(point.path).recipe.exists():
-        return perform("train", replace(point.arguments, run=point.path))
-    resumed = read_point([f"resume={point.path}"])
-    return perform("train", replace(resumed, site=point.arguments.site))
 
 
 def submit_all(points: Sequence[Sequence[str]]) -> Status:
@@ -170,16 +156,10 @@ def _check(point: SweepPoint, taken: Counter[str]) -> Sequence[CheckedRun]:
     """
     arguments, path = point.arguments, point.path
     recipe = compose_recipe(arguments)
-    if recipe.children:
-        problem = "every point of a sweep would be a tree of its own"
-        raise RecipeError("children", problem, "submit this run by itself")
-    try:
-        check_resubmission(recipe, path, arguments)
-    except SubmittedError as error:
-        say(f"[{path.name}] left as it is: {error.problem}; {error.remedy}")
+    one = check_submission(recipe, arguments, path)
+    if one is None:
         taken.update(_standing_jobs(recipe, arguments, path))
         return ()
-    one = check_run(recipe, arguments, path)
     if arguments.at_most is not None and one.settings.jobs > 1 and not one.scheduler.arrays:
         problem = f"{one.settings.jobs} jobs a run, and {one.scheduler.name} would start the "
         problem += "next run after the first of them"

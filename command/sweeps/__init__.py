@@ -1,1 +1,0 @@
-"""Sweeps: the points of a command line, their runs, and a table of them."""
