@@ -4,14 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from command.study.schema import (
-    FLOPS,
-    PARAMETERS,
-    RATIO,
-    BudgetRule,
-    LadderRule,
-    Value,
-)
+from command.study.schema import FLOPS, PARAMETERS, RATIO, BudgetRule, LadderRule, Value
 from components.config.validation import read_section
 from components.errors import RecipeError
 from components.scaling.isoflop import LEAST_SIZES

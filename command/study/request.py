@@ -8,14 +8,7 @@ from pathlib import Path
 from command.arguments import ROOT, Arguments, read_point
 from command.files.yaml_file import read_data
 from command.recipe.lock_file import check_recipe_place
-from command.study.schema import (
-    RECIPE,
-    TOKENIZER,
-    ListedStudy,
-    Point,
-    SearchStudy,
-    as_scalar,
-)
+from command.study.schema import RECIPE, TOKENIZER, ListedStudy, Point, SearchStudy, as_scalar
 from command.study.study_file import check_study, varied
 from command.study.sweep_points import STUDY, as_folder, folder_of_runs, named_after, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of

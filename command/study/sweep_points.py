@@ -9,14 +9,7 @@ from math import prod
 from pathlib import Path
 
 from cluster.user import PLAIN, read_user
-from command.arguments import (
-    OWN_FILES,
-    ROOT,
-    Arguments,
-    groups,
-    parse_word,
-    writes_recipe,
-)
+from command.arguments import OWN_FILES, ROOT, Arguments, groups, parse_word, writes_recipe
 from command.composition.conf_groups import compose_group
 from command.options import RAW_KEYS
 from command.words import SWEEP
