@@ -17,11 +17,12 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.distributed.devices import lone_backend
-from components.dryrun.world import NoBatches, trainer_of
+from components.dryrun.world import trainer_of
 from components.engine import parallelize
 from components.engine.parallelize import RankModel
 from components.model.decoder import Decoder
 from components.model.first_weights import initial_constant, initial_stds
+from components.train.batches import StepBatch
 from components.train.module import Pretraining
 
 DOCUMENT_TOKENS = 1_024
@@ -58,17 +59,14 @@ class OurStep:
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         join_world(device)
         self.recipe, self._device = recipe, device
-        self._module = _DrawnHere(
-            recipe=recipe, batches=lambda _: NoBatches(), eod_id=recipe.shape.vocab_size - 1
-        )
+        self._module = _DrawnHere(recipe=recipe, eod_id=recipe.shape.vocab_size - 1)
         self._module.trainer = trainer_of(recipe)
         self._module.to(device)
         self._module.configure_model()
         self._module.configure_optimizers()
-        self._module.train_dataloader()
 
     def __call__(self) -> Tensor:
-        self._module.training_step(tokens_of(self.recipe, self._device))
+        self._module.training_step(StepBatch(tokens_of(self.recipe, self._device)))
         assert self._module.last is not None, "the step was not taken"
         return torch.tensor(self._module.last.loss)
 

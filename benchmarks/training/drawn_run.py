@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from lightning.pytorch import Callback
 
 from benchmarks.kept import circumstances
 from benchmarks.ratios import Ratio, keep_result
@@ -15,12 +16,11 @@ from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.parity.prover import draw_data, start_ranks
 from components.run.folder import RunFolder, create_run_folder
-from components.train.callbacks.hooks import RunCallback
-from components.train.fit import load_module
+from components.train.fit import load_run
 from components.train.module import Pretraining
 from components.train.trainer import make_trainer
 
-Watch = TypeVar("Watch", bound=RunCallback)
+Watch = TypeVar("Watch", bound=Callback)
 
 
 def compose(words: Sequence[str], defaults: Sequence[str]) -> Recipe:
@@ -35,12 +35,13 @@ def train_drawn(
 ) -> tuple[Watch, Pretraining]:
     """Take steps in this process; the run folder, which the callback may use, is then gone."""
     with tempfile.TemporaryDirectory() as path:
-        data = Path(path) / "data"
+        place = Path(path) / "data"
         folder = create_run_folder(recipe, Path(path) / "run")
-        draw_data(recipe, data)
-        folder.write_json("data.json", {"folder": str(data), "unigram": {}})
-        callback, module = make_callback(folder), load_module(folder, recipe)
-        make_trainer(recipe=recipe, callbacks=[callback], most_steps=most_steps).fit(module)
+        draw_data(recipe, place)
+        folder.write_json("data.json", {"folder": str(place), "unigram": {}})
+        callback, (module, data) = make_callback(folder), load_run(folder, recipe)
+        trainer = make_trainer(recipe=recipe, callbacks=[callback], most_steps=most_steps)
+        trainer.fit(module, datamodule=data)
     return callback, module
 
 

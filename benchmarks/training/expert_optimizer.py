@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file, save_file
 
 from benchmarks.entry import enter
@@ -31,8 +32,7 @@ from components.config.check import read_recipe
 from components.config.recipe import Recipe
 from components.engine.mesh_engine import MeshEngine
 from components.run.folder import RunFolder
-from components.train.callbacks.hooks import RunCallback
-from components.train.fit import load_module
+from components.train.fit import load_run
 from components.train.module import Pretraining
 from components.train.trainer import make_trainer, rank_here
 
@@ -48,7 +48,7 @@ SIDES = {
 SIZE = ("scale=mini", "budget.sequence_length=64", "parallelism.pipeline=1")
 
 
-class StepTimer(RunCallback):
+class StepTimer(Callback):
     """Time what follows the backward passes, and keep what is left after the last step."""
 
     def __init__(self) -> None:
@@ -56,21 +56,21 @@ class StepTimer(RunCallback):
         self.state_bytes = 0
         self._began = 0.0
 
-    def on_begin(self, module: Pretraining) -> None:
-        assert isinstance(module.engine, MeshEngine)
-        run = module.engine.microbatches.run
+    def on_train_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
+        assert isinstance(pl_module.engine, MeshEngine)
+        run = pl_module.engine.microbatches.run
 
         def then_start(batch: torch.Tensor, scale: float) -> None:
             run(batch, scale)
             torch.distributed.barrier()  # nobody waits for another's backward pass
             self._began = time.perf_counter()
 
-        watched: Any = module.engine.microbatches
+        watched: Any = pl_module.engine.microbatches
         watched.run = then_start
 
-    def on_step(self, module: Pretraining) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
         self.seconds.append(time.perf_counter() - self._began)
-        state = module.engine.optimizer.state.values()
+        state = pl_module.engine.optimizer.state.values()
         moments = [v for one in state for k, v in one.items() if k != "step"]
         self.state_bytes = sum(moment.numel() * moment.itemsize for moment in moments)
 
@@ -106,25 +106,25 @@ def published_ratio(name: str) -> float:
 def measure_rank(path: Path) -> None:
     """Train in this process; rank 0 leaves what it saw, and all weights."""
     folder, watch = RunFolder(path), StepTimer()
-    module = load_module(folder, read_recipe(folder.recipe))
+    module, data = load_run(folder, read_recipe(folder.recipe))
     trainer = make_trainer(
         recipe=module.recipe, callbacks=[watch, Keeper(path)], most_steps=STEPS
     )
-    trainer.fit(module)
+    trainer.fit(module, datamodule=data)
     if rank_here() == 0:
         seen = {"seconds": watch.seconds[WARMUP_STEPS:], "state_bytes": watch.state_bytes}
         folder.write_json("seen.json", seen)
 
 
-class Keeper(RunCallback):
+class Keeper(Callback):
     """Keep the last weights, gathered by all ranks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def on_step(self, module: Pretraining) -> None:
-        if module.progress.step == STEPS:
-            weights = {name: w.clone() for name, w in module.engine.weights()}
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        if pl_module.progress.step == STEPS:
+            weights = {name: w.clone() for name, w in pl_module.engine.weights()}
             if rank_here() == 0:
                 save_file(weights, self._folder / "weights.safetensors")
 

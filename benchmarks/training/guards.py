@@ -15,15 +15,13 @@ import statistics
 import time
 from typing import Any
 
-from torch import Tensor
-from typing_extensions import override
+from lightning.pytorch import Callback, Trainer
 
 from benchmarks.entry import enter
 from benchmarks.ratios import Ratio, interval, paired_ratio
 from benchmarks.training.drawn_run import compare_steps, compose, train_drawn
 from components.config.recipe import Recipe
 from components.fault_tolerance.guards import StepGuard
-from components.train.callbacks.hooks import RunCallback
 from components.train.module import Pretraining
 
 MOST_GUARDED = 1.01
@@ -35,7 +33,7 @@ WORDS = (
 )
 
 
-class GuardTurns(RunCallback):
+class GuardTurns(Callback):
     """Exchange the guard before each step, and keep what the steps took."""
 
     def __init__(self, *, on: StepGuard, off: StepGuard) -> None:
@@ -44,16 +42,14 @@ class GuardTurns(RunCallback):
         self._turn = "on"
         self._began = 0.0
 
-    @override
-    def before_step(self, module: Pretraining, batch: Tensor) -> None:
-        pair, second = divmod(module.progress.step, 2)
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        pair, second = divmod(pl_module.progress.step, 2)
         self._turn = "on" if (pair + second) % 2 else "off"
-        module.guard = self._guards[self._turn]
+        pl_module.guard = self._guards[self._turn]
         self._began = time.perf_counter()
 
-    @override
-    def on_step(self, module: Pretraining) -> None:
-        if module.progress.step > WARMUP_STEPS:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        if pl_module.progress.step > WARMUP_STEPS:
             self.seconds[self._turn].append(time.perf_counter() - self._began)
 
 

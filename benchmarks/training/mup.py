@@ -18,6 +18,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
 
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, ROOT, Row, circumstances
@@ -28,8 +31,7 @@ from components.config.recipe import Recipe
 from components.parity.coordinates import resized
 from components.run.folder import create_run_folder
 from components.terminal import say
-from components.train.callbacks.hooks import RunCallback
-from components.train.fit import load_module
+from components.train.fit import load_run
 from components.train.module import Pretraining
 from components.train.trainer import make_trainer
 
@@ -59,15 +61,15 @@ MUP = {
 FORMS = {"standard": None, "muP": MUP}
 
 
-class LastLosses(RunCallback):
+class LastLosses(Callback):
     """Keep the loss of every step, on tokens that were not seen before."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
 
-    def on_step(self, module: Pretraining) -> None:
-        assert module.last is not None
-        self.losses.append(module.last.loss)
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        assert pl_module.last is not None
+        self.losses.append(pl_module.last.loss)
 
 
 def prepare(recipe: str, home: Path) -> Path:
@@ -101,8 +103,8 @@ def train(recipe: Recipe, data: Path) -> float:
     with tempfile.TemporaryDirectory() as home:
         folder = create_run_folder(recipe, Path(home) / "run")
         folder.write_json("data.json", {"folder": str(data), "unigram": {}})
-        module = load_module(folder, recipe)
-        make_trainer(recipe=recipe, callbacks=[callback], most_steps=None).fit(module)
+        module, loaded = load_run(folder, recipe)
+        make_trainer(recipe=recipe, callbacks=[callback]).fit(module, datamodule=loaded)
     return statistics.fmean(callback.losses[-EDGE:])
 
 

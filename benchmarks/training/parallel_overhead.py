@@ -15,6 +15,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
 
 from benchmarks.entry import enter
 from benchmarks.kept import circumstances
@@ -25,8 +28,7 @@ from command.composition.compose import compose_recipe
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
 from components.run.folder import RunFolder
-from components.train.callbacks.hooks import RunCallback
-from components.train.fit import load_module
+from components.train.fit import load_run
 from components.train.module import Pretraining
 from components.train.trainer import make_trainer, rank_here
 
@@ -47,15 +49,15 @@ LAYOUTS: dict[str, Sequence[str]] = {
 INDEPENDENT = "independent"
 
 
-class Timer(RunCallback):
+class Timer(Callback):
     """Keep what each step took."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
-    def on_step(self, module: Pretraining) -> None:
-        assert module.last is not None
-        self.seconds.append(module.last.seconds)
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        assert pl_module.last is not None
+        self.seconds.append(pl_module.last.seconds)
 
 
 def compose(recipe: str, words: Sequence[str], sequences: int) -> Recipe:
@@ -69,9 +71,9 @@ def compose(recipe: str, words: Sequence[str], sequences: int) -> Recipe:
 def measure_rank(path: Path) -> None:
     """Train in this process and leave the seconds of its steps in the run folder."""
     folder, timer = RunFolder(path), Timer()
-    module = load_module(folder, read_recipe(folder.recipe))
+    module, data = load_run(folder, read_recipe(folder.recipe))
     trainer = make_trainer(recipe=module.recipe, callbacks=[timer], most_steps=STEPS)
-    trainer.fit(module)
+    trainer.fit(module, datamodule=data)
     if rank_here() == 0:
         folder.write_json("seconds.json", {"seconds": timer.seconds[WARMUP_STEPS:]})
 

@@ -12,18 +12,15 @@ in a step is timed alone, too: on a busy host the intervals of the ratios are wi
 
 import statistics
 import time
-from typing import Any
+from typing import Any, cast
 
-import torch
-from torch import Tensor
-from typing_extensions import override
+from lightning.pytorch import Callback, Trainer
 
 from benchmarks.entry import enter
 from benchmarks.ratios import Ratio, interval, paired_ratio
 from benchmarks.training.drawn_run import compare_steps, compose, train_drawn
 from components.run.folder import RunFolder
-from components.train.callbacks.hooks import RunCallback
-from components.train.callbacks.profiler import GraphCount, Profiling
+from components.train.callbacks.profiler import GraphCounter, ProfilerCallback
 from components.train.module import Pretraining
 
 MOST_IDLE = 1.01
@@ -35,60 +32,57 @@ WORDS = (
 )
 
 
-class ProfilerTurns(RunCallback):
+class ProfilerTurns(Callback):
     """Give each step its kind, and keep what the steps took."""
 
     def __init__(self, *, folder: RunFolder) -> None:
         self.seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
         self._folder = folder
         self._kind = KINDS[0]
-        self._profiling: Profiling | None = None
-        self.last: Profiling | None = None
+        self._profiling: ProfilerCallback | None = None
+        self.last: ProfilerCallback | None = None
         self._began = 0.0
 
-    @override
-    def before_step(self, module: Pretraining, batch: Tensor) -> None:
-        turn, place = divmod(module.progress.step, len(KINDS))
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        turn, place = divmod(pl_module.progress.step, len(KINDS))
         self._kind = KINDS[(turn + place) % len(KINDS)]
-        self._profiling = None if self._kind == "off" else self._make(module)
+        self._profiling = None if self._kind == "off" else self._make(pl_module)
         if self._profiling is not None:
-            self._profiling.on_begin(module)
+            self._profiling.on_train_start(trainer, pl_module)
             self.last = self._profiling
         self._began = time.perf_counter()
         if self._profiling is not None:
-            self._profiling.before_step(module, batch)
+            self._profiling.on_train_batch_start(trainer, pl_module)
 
-    @override
-    def on_step(self, module: Pretraining) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
         if self._profiling is not None and self._kind == "idle":
-            self._profiling.on_step(module)
+            self._profiling.on_train_batch_end(trainer, pl_module)
         seconds = time.perf_counter() - self._began
         if self._profiling is not None and self._kind == "profiled":
-            self._profiling.on_step(module)
-        if module.progress.step > WARMUP_STEPS:
+            self._profiling.on_train_batch_end(trainer, pl_module)
+        if pl_module.progress.step > WARMUP_STEPS:
             self.seconds[self._kind].append(seconds)
 
-    def _make(self, module: Pretraining) -> Profiling:
+    def _make(self, module: Pretraining) -> ProfilerCallback:
         """Profile the next step, or one that is a long way off."""
         distance = 1 if self._kind == "profiled" else 1_000_000
         first = module.progress.step + distance
         settings = module.recipe.profiler.model_copy(update={"first_step": first})
-        return Profiling(
+        return ProfilerCallback(
             settings=settings,
             folder=self._folder,
             rank=0,
-            graphs=GraphCount(),
+            graphs=GraphCounter(),
             say=lambda text: None,
         )
 
 
-def alone_seconds(profiling: Profiling, module: Pretraining) -> float:
+def alone_seconds(profiling: ProfilerCallback, module: Pretraining) -> float:
     """Time what a callback that is not due does in a step, without any step around it."""
-    batch = torch.zeros(1)
-    began = time.perf_counter()
+    trainer, began = cast("Trainer", None), time.perf_counter()
     for _ in range(ALONE):
-        profiling.before_step(module, batch)
-        profiling.on_step(module)
+        profiling.on_train_batch_start(trainer, module)
+        profiling.on_train_batch_end(trainer, module)
     return (time.perf_counter() - began) / ALONE
 
 

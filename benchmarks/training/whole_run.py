@@ -36,7 +36,7 @@ from components.engine.mesh_engine import MeshEngine
 from components.run.folder import create_run_folder
 from components.run.history import read_lines
 from components.train.fit import fit
-from components.train.read_ahead import BatchThread
+from components.train.prefetch import BatchThread
 
 MOST_OUTSIDE, MOST_LOADING, MOST_FIRST_SECONDS = 0.03, 0.02, 12.0
 STEPS, STARTS = 100, 3

@@ -69,7 +69,6 @@ def rehearse(recipe: Recipe, rank: int) -> StepRehearsal:
         if on_device != "cpu":
             for group in optimizer.param_groups:
                 group["foreach"] = True  # the update that torch chooses on a GPU
-        module.train_dataloader()
         modes.enter_context(fake)
         modes.enter_context(world.even_load())
         if on_device != "cpu":

@@ -37,7 +37,7 @@ from components.model import attention, attention_kernels, expert_products, prod
 from components.model.moe import Mixture
 from components.torch_internals import operators
 from components.train import module
-from components.train.batches import StepBatches
+from components.train.batches import StepBatch
 from components.train.module import Pretraining
 from components.train.step_metrics import ReducedMetrics, reduce_step_metrics
 from components.train.trainer import MeshStrategy
@@ -76,21 +76,6 @@ class _WideSums(OperatorWatch):
         return kwargs["out"] if func is operators.ADD_TO_WIDER else func(*args, **kwargs)
 
 
-class NoBatches(StepBatches):
-    """Stand for samples that nobody reads: a dry run makes its batches itself."""
-
-    def __init__(self) -> None:
-        pass
-
-    @override
-    def skip(self, windows: Sequence[Any]) -> None:
-        pass
-
-    @override
-    def sample_ids(self, step: int) -> list[Any]:
-        return []
-
-
 def trainer_of(recipe: Recipe) -> Trainer:
     """Make what a module asks for its mesh, that of the default group; nothing is fitted."""
     warnings.filterwarnings("ignore", message="GPU available but not used")  # nothing is fitted
@@ -106,10 +91,10 @@ def trainer_of(recipe: Recipe) -> Trainer:
     )
 
 
-def empty_batch(recipe: Recipe, microbatches: int) -> Tensor:
-    """Make a step's tokens without values: (microbatches, sequences, length + 1)."""
+def empty_batch(recipe: Recipe, microbatches: int) -> StepBatch:
+    """Make a step's batch of tokens without values."""
     sequences, length = recipe.parallelism.microbatch_sequences, recipe.budget.sequence_length
-    return torch.empty(microbatches, sequences, length + 1, dtype=torch.int64)
+    return StepBatch(torch.empty(microbatches, sequences, length + 1, dtype=torch.int64))
 
 
 class FakeRank(Pretraining):
@@ -119,7 +104,7 @@ class FakeRank(Pretraining):
     microbatches: Microbatches
 
     def __init__(self, *, recipe: Recipe, fake: operators.FakeTensorMode) -> None:
-        super().__init__(recipe=recipe, batches=lambda _: NoBatches(), eod_id=0)
+        super().__init__(recipe=recipe, eod_id=0)
         self._fake = fake
         self.trainer = trainer_of(recipe)
 

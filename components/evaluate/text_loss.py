@@ -51,8 +51,8 @@ from components.run.provenance import describe_environment
 from components.run.records import read_checked
 from components.run.reported import EvaluationRecord
 from components.train.batches import StepBatches
-from components.train.callbacks.metrics_logger import same_length
 from components.train.held_out import weighted_mean
+from components.train.validation_batches import stack_equal_lengths
 
 Tree = dict[str, Any]
 _CONVENTIONS = {
@@ -175,7 +175,7 @@ class Judge:
         """Predict all but the first token of neighbouring windows, [length + 1] each."""
         self.decoder.eval()
         total, last = LossTally(), self.eod_id
-        for rows in same_length(windows, self.most_rows):
+        for rows in stack_equal_lengths(windows, self.most_rows):
             total += self._tally(rows)
             last = int(rows[-1, -1])
         return total + LossTally(documents=int(last != self.eod_id))  # the last is cut off

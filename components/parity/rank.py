@@ -9,9 +9,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its __all__
@@ -20,15 +22,14 @@ from torch.distributed.rendezvous import rendezvous
 from components.config.check import read_recipe
 from components.engine.mesh_engine import NamedTensors
 from components.run.folder import RunFolder
-from components.train.callbacks.hooks import RunCallback
-from components.train.fit import load_module
+from components.train.fit import load_run
 from components.train.module import Pretraining
 from components.train.trainer import make_trainer, rank_here
 
 STEPS = 10
 
 
-class Recorder(RunCallback):
+class Recorder(Callback):
     """Keep each microbatch's loss by its first sample, first gradients and last weights."""
 
     def __init__(self, *, steps: int) -> None:
@@ -38,20 +39,20 @@ class Recorder(RunCallback):
         self.tensors: dict[str, Tensor] = {}
         self._steps = steps
 
-    def on_begin(self, module: Pretraining) -> None:
-        module.engine.on_gradients = lambda: self._keep_gradients(module)
+    def on_train_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
+        pl_module.engine.on_gradients = lambda: self._keep_gradients(pl_module)
 
-    def on_step(self, module: Pretraining) -> None:
-        assert module.last is not None
-        module.engine.on_gradients = None
-        first = module.batches.positions(len(self.losses))[0]
-        size = module.recipe.parallelism.microbatch_sequences
-        values = module.compute.losses.tolist()  # of the last stage
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        assert pl_module.last is not None
+        pl_module.engine.on_gradients = None
+        first = pl_module.data.batches.positions(len(self.losses))[0]
+        size = pl_module.recipe.parallelism.microbatch_sequences
+        values = pl_module.compute.losses.tolist()  # of the last stage
         self.losses.append({first + size * place: loss for place, loss in enumerate(values)})
-        self.gradient_norms.append(module.last.gradient_norm)
-        self.rates.append(module.last.lr)
+        self.gradient_norms.append(pl_module.last.gradient_norm)
+        self.rates.append(pl_module.last.lr)
         if len(self.losses) == self._steps:  # while the ranks are still connected
-            self._keep("weight", module.engine.weights())
+            self._keep("weight", pl_module.engine.weights())
 
     def _keep_gradients(self, module: Pretraining) -> None:
         self._keep("gradient", module.engine.gradients())
@@ -64,11 +65,11 @@ class Recorder(RunCallback):
 
 def record(folder: RunFolder) -> None:
     """Train the run's first steps and write what this rank saw of them."""
-    module = load_module(folder, read_recipe(folder.recipe))
+    module, data = load_run(folder, read_recipe(folder.recipe))
     steps = min(STEPS, len(module.recipe.span.steps))
     recorder = Recorder(steps=steps)
     trainer = make_trainer(recipe=module.recipe, callbacks=[recorder], most_steps=steps)
-    trainer.fit(module)
+    trainer.fit(module, datamodule=data)
     name = f"rank-{rank_here():05d}"
     save_file(recorder.tensors, folder.path / f"{name}.safetensors")
     figures = ("losses", "gradient_norms", "rates")

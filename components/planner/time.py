@@ -210,7 +210,7 @@ def evaluation_seconds(
     sources: int,
     windows_per_source: int,
 ) -> float:
-    """Predict one held-out evaluation (`components.train.callbacks.metrics_logger`).
+    """Predict one held-out evaluation (`components.train.callbacks.validation`).
 
     Every source is read on its own: its windows in batches of a microbatch's sequences, which
     the data ranks take in turns. One with less text has fewer windows than this counts.

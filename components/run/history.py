@@ -236,6 +236,8 @@ def read_journal(folder: Path) -> RunHistory:
     repeated = 0
     for where, record in run_lines(folder, half_written):
         kind = record["kind"]
+        if kind == "logged":
+            continue
         account.book(record)
         if kind == _ENERGY:
             energy = {key: EnergyReading.from_json(record[key]) for key in ("devices", "hosts")}

@@ -214,6 +214,13 @@ class StepMetrics(StepLine):
     mtp_loss: float | None = None  # of further tokens, where the model predicts some
 
 
+class LoggedFigures(_Timed):
+    """What a callback of the user has logged, under names of its own."""
+
+    step: Natural
+    tokens: Natural
+
+
 class HeldOutEvaluation(_Timed):
     """One evaluation on the held-out text, in nats per token."""
 
@@ -258,6 +265,7 @@ class _Restart(RunEvent):
 LINE_KINDS: Mapping[str, type[_Timed]] = {
     "step": StepLine,
     "held_out": HeldOutEvaluation,
+    "logged": LoggedFigures,
     "energy": _Energy,
     "restart": _Restart,
 }

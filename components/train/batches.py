@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import sub
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.data.order import SampleId, SourceDraws
 from components.data.run_order import CUT, CutDraws, Window
-from components.data.samples import PackedSamples, step_positions
+from components.data.samples import PackedSamples, samples_digest, step_positions
 from components.train.sample_order import make_order
 
 
@@ -48,6 +49,17 @@ class SampleSkipper:
         for first, count in self._windows:
             if first < number:
                 yield first, min(count, number - first)
+
+
+class StepBatch(NamedTuple):
+    """A rank's part of a step.
+
+    ``tokens`` are ``[microbatches, sequences, length + 1]``. ``samples_digest`` is the sum of
+    the hashes of its samples.
+    """
+
+    tokens: torch.Tensor
+    samples_digest: int = 0
 
 
 class StepBatches:
@@ -88,6 +100,10 @@ class StepBatches:
         # Torch's own would start as many helpers as it has for each thread that asks for it.
         np.stack(samples, out=rows.numpy())
         return rows.view(-1, self._microbatch, rows.shape[1])
+
+    def digest(self, positions: Sequence[int]) -> int:
+        """Hash which samples have these numbers, whatever their order."""
+        return samples_digest(map(self._samples.sample_id, positions))
 
     def positions(self, step: int) -> list[int]:
         """Numbers in the whole order that this rank reads at ``step``, counted from 0."""

@@ -13,8 +13,6 @@ from components.config.fingerprint import compute_fingerprint
 from components.config.phases import recipe_at
 from components.config.recipe import Recipe
 from components.config.schema.cluster import Electricity
-from components.data.manifest import Manifest
-from components.data.samples import HeldOutWindows
 from components.distributed.devices import peak_memory_bytes
 from components.energy.counters import EnergyReading
 from components.energy.emissions import Emissions
@@ -26,21 +24,20 @@ from components.run.folder import RunFolder
 from components.run.history import held_until, read_lines
 from components.run.records import DataFolder
 from components.terminal import console
-from components.train.batches import StepBatches
+from components.train.callbacks.bad_step_guard import BadStepGuard
 from components.train.callbacks.checkpoints import Checkpoints
-from components.train.callbacks.display import Display, StopOnRequest
-from components.train.callbacks.energy_monitor import Metering
-from components.train.callbacks.guarding import Guarding
-from components.train.callbacks.hooks import GarbageSchedule, Rehearsing, Story
-from components.train.callbacks.metrics_logger import (
-    Curves,
-    HeldOutLoss,
-    Metrics,
-    recent_speeds,
-)
-from components.train.callbacks.profiler import GraphCount, Profiling
-from components.train.callbacks.watchdog import Watching, watch_for_hangs
+from components.train.callbacks.display import RunProgressBar, StopOnRequest
+from components.train.callbacks.energy_monitor import EnergyMonitor
+from components.train.callbacks.fault_injection import FaultInjection
+from components.train.callbacks.garbage_collection import GarbageCollection
+from components.train.callbacks.lifecycle import LifecycleLogger
+from components.train.callbacks.profiler import GraphCounter, ProfilerCallback
+from components.train.callbacks.run_metrics import RunMetrics
+from components.train.callbacks.validation import ValidationByTokens
+from components.train.callbacks.watchdog import WatchdogCallback, watch_for_hangs
+from components.train.datamodule import PretrainingData
 from components.train.held_out import summarize_held_out
+from components.train.loggers import MetricsFile, make_loggers, recent_speeds
 from components.train.module import Pretraining
 from components.train.trainer import interrupts_pass, make_trainer, rank_here
 
@@ -65,21 +62,14 @@ def fit(folder: RunFolder, recipe: Recipe) -> str:
 
 def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     began, rank = time.perf_counter(), rank_here()
-    module = load_module(folder, recipe)
-    data = folder.read("data.json", DataFolder)
-    display = Display(console(stderr=True, quiet=rank > 0))
+    module, data = load_run(folder, recipe)
+    display = RunProgressBar(console(stderr=True, quiet=rank > 0))
     stop = StopOnRequest(file=folder.stop, say=display.say, say_at_once=display.say_at_once)
     seconds, stopped = recipe.checkpoint.retry_seconds, stop.is_asked
     patience: dict[str, Any] = {"retry_seconds": seconds, "stopped": stopped}
-    curves = Curves(folder=folder.path / "tensorboard") if rank == 0 else None
-    metrics = Metrics(file=folder.metrics, curves=curves, **patience)
+    file = MetricsFile(file=folder.metrics, writes=rank == 0, **patience)
+    metrics = RunMetrics(file=file)
     journal = EventLog(file=folder.journal, writes=rank == 0, **patience)
-    windows = HeldOutWindows(
-        folder=Path(data.folder),
-        manifest=Manifest.read(Path(data.folder)),
-        sequence_length=recipe.budget.sequence_length,
-        max_windows=recipe.evaluation.max_windows_per_source,
-    )
     checkpoints = Checkpoints(
         folder=folder.checkpoints,
         journal=journal,
@@ -88,61 +78,58 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         say=display.say,
         stopped=stopped,
     )
-    watching = Watching(
+    watchdog = WatchdogCallback(
         settings=recipe.watchdog, watch=hang, folder=folder, journal=journal, say=display.say
     )
-    metering, graphs = Metering(metrics=metrics, sysfs=SYSFS, say=display.say), GraphCount()
-    profiling = Profiling(
+    energy = EnergyMonitor(metrics=metrics, sysfs=SYSFS, say=display.say)
+    graphs = GraphCounter()
+    profiler = ProfilerCallback(
         settings=recipe.profiler, folder=folder, rank=rank, graphs=graphs, say=display.say
     )
     collect = recipe.parallelism.gc_every_steps
     profiles = recipe.profiler.steps and rank in recipe.profiler.ranks
     callbacks = [
-        watching,
-        Story(folder=folder, journal=journal, began=began, loaded=lambda: checkpoints.loaded),
-        *([profiling] if profiles else []),
-        Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank),
-        *(stop, metering, metrics, graphs),
-        HeldOutLoss(windows=windows, metrics=metrics),
-        *(checkpoints, display),
-        Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics),
-        *([] if collect == "never" else [GarbageSchedule(every_steps=collect)]),
+        watchdog,
+        LifecycleLogger(
+            folder=folder, journal=journal, began=began, loaded=lambda: checkpoints.loaded
+        ),
+        *([profiler] if profiles else []),
+        FaultInjection(folder=folder, faults=recipe.guard.inject, rank=rank),
+        *(stop, energy, metrics, graphs),
+        *(ValidationByTokens(), checkpoints, display),
+        BadStepGuard(checkpoints=checkpoints, journal=journal, metrics=metrics, data=data),
+        *([] if collect == "never" else [GarbageCollection(every_steps=collect)]),
     ]
     with interrupts_pass():
-        make_trainer(recipe=recipe, callbacks=callbacks, most_steps=None).fit(module)
+        trainer = make_trainer(recipe=recipe, callbacks=callbacks, loggers=make_loggers(file))
+        trainer.fit(module, datamodule=data)
     if rank == 0:
-        results = summarize(module, folder, metrics, metering, graphs, data.unigram, began)
+        results = summarize(module, folder, metrics, energy, graphs, began)
         folder.write_json("results.json", results)
     ended = module.progress.step == recipe.derived.steps and not module.stopping
     return "finished" if ended else "stopped"
 
 
-def load_module(folder: RunFolder, recipe: Recipe) -> Pretraining:
-    """Make the module of the run in ``folder``, with the prepared data that it reads."""
-    data = Path(folder.read("data.json", DataFolder).folder)
-    manifest = Manifest.read(data)
-    return Pretraining(
-        recipe=recipe,
-        batches=lambda rank: StepBatches(
-            recipe=recipe, folder=data, manifest=manifest, rank=rank
-        ),
-        eod_id=manifest.tokenizer.eod_id,
-    )
+def load_run(folder: RunFolder, recipe: Recipe) -> tuple[Pretraining, PretrainingData]:
+    """Make the module of the run in ``folder``, and the data module of its prepared data."""
+    place = Path(folder.read("data.json", DataFolder).folder)
+    data = PretrainingData(recipe=recipe, folder=place)
+    return Pretraining(recipe=recipe, eod_id=data.manifest.tokenizer.eod_id), data
 
 
 def summarize(
     module: Pretraining,
     folder: RunFolder,
-    metrics: Metrics,
-    metering: Metering,
-    graphs: GraphCount,
-    unigram: Mapping[str, float],
+    metrics: RunMetrics,
+    energy: EnergyMonitor,
+    graphs: GraphCounter,
     began: float,
 ) -> dict[str, Any]:
     """Collect the figures of ``results.json``; every rate names its FLOP convention."""
     recipe, derived, progress = module.recipe, module.recipe.derived, module.progress
-    drawn, evaluations = module.batches.drawn_before(progress.step), metrics.evaluations
-    shares = module.batches.shares_after(evaluations[-1].step if evaluations else 0)
+    batches, evaluations = module.data.batches, metrics.evaluations
+    drawn = batches.drawn_before(progress.step)
+    shares = batches.shares_after(evaluations[-1].step if evaluations else 0)
     flops = derived.flops_per_token
     # The median over steps alone: the first one warms up, evaluations are not training. Steps
     # of one phase are alike.
@@ -171,11 +158,13 @@ def summarize(
         "energy": summarize_energy(
             metrics.energy_used,
             tokens=progress.tokens,
-            sources=metering.sources,
+            sources=energy.sources,
             electricity=recipe.cluster.electricity,
         ),
         "mixture": {name: asdict(one) for name, one in drawn.items()},
-        "held_out": summarize_held_out(evaluations, shares, unigram),
+        "held_out": summarize_held_out(
+            evaluations, shares, folder.read("data.json", DataFolder).unigram
+        ),
     })
 
 

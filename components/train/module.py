@@ -2,8 +2,11 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
+from statistics import fmean
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -13,11 +16,10 @@ from components.build import build
 from components.checkpoint.metadata import RunProgress
 from components.config.recipe import Recipe
 from components.config.stages import splits_backward
-from components.data.samples import samples_digest
 from components.distributed.data import DataParallel
 from components.distributed.devices import StateDtypes, compute_dtype
 from components.distributed.experts import balance_experts, exact_exchanges, forget_loads
-from components.distributed.mesh import Mesh
+from components.distributed.mesh import Mesh, sum_over_ranks
 from components.distributed.pipeline import Accumulation, Microbatches, Pipeline
 from components.distributed.tensor_styles import seed_layers
 from components.engine.deepspeed_engine import DeepSpeedEngine
@@ -32,26 +34,22 @@ from components.model.routing import RoutingTally
 from components.optim.ademamix import AdEMAMix
 from components.optim.loss_scale import LossScale
 from components.optim.muon import Muon
-from components.train.batches import StepBatches
-from components.train.read_ahead import ReadAhead
+from components.train.batches import StepBatch
+from components.train.datamodule import PretrainingData
+from components.train.held_out import weighted_mean
 from components.train.step_metrics import ReducedMetrics, StepRecord, reduce_step_metrics
 from components.train.trainer import MeshStrategy
 
 
 class Pretraining(LightningModule):
-    """Train the recipe's decoder, or this rank's part of it; one Lightning batch is one step.
-
-    ``batches`` gives the data of one data rank.
-    """
+    """Train the recipe's decoder, or this rank's part of it; one batch is one step."""
 
     stages: nn.ModuleList
     compute: StageCompute
     engine: Engine
     _agreed: ReducedMetrics
 
-    def __init__(
-        self, *, recipe: Recipe, batches: Callable[[int], StepBatches], eod_id: int
-    ) -> None:
+    def __init__(self, *, recipe: Recipe, eod_id: int) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.recipe = recipe
@@ -60,13 +58,13 @@ class Pretraining(LightningModule):
         self.stop_asked = False
         self.stopping = False
         self.last: StepRecord | None = None
+        self.held_out: dict[str, float] = {}  # the last validation's loss of each source
         self.verdict: StepVerdict | None = None  # on the step just tried: None if it was taken
         self.pairs_beyond = 0  # of token and expert in it, for which parallelism.expert_bound
         self.guard = StepGuard(
             rules=recipe.guard, scales_loss=not isinstance(recipe.precision.loss_scale, str)
         )
         self.rank_figures = RankFigures(every_steps=recipe.watchdog.every_steps)
-        self._make_batches = batches
         self._eod_id = eod_id
         self._schedule = build(recipe.schedule, "schedule")
         self._began = time.perf_counter()
@@ -171,45 +169,51 @@ class Pretraining(LightningModule):
             device=self.device,
         )
 
-    def train_dataloader(self) -> ReadAhead:
-        """Read from the step that comes next: one integer resumes the data."""
-        self.batches = self._make_batches(self.mesh.data_rank)
-        self.skip_windows()
-        steps = self.recipe.span.steps
-        return ReadAhead(
-            self.batches, lambda: self.progress.step, steps=steps, device=self.device
-        )
+    @property
+    def data(self) -> PretrainingData:
+        data = getattr(self.trainer, "datamodule", None)
+        assert isinstance(data, PretrainingData)
+        return data
 
-    def skip_windows(self) -> None:
-        """Leave out what the recipe names and what the guard has found."""
-        self.batches.skip([*self.recipe.data.skip, *self.guard.skipped])
+    def on_train_start(self) -> None:
+        self._position_data()
 
-    def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: StepBatch, batch_idx: int) -> None:
         self._began = time.perf_counter()
 
-    def training_step(self, batch: Tensor) -> None:
-        """Take one step on ``batch`` (microbatches, sequences, length + 1), or find it bad.
+    def on_train_batch_end(self, outputs: Any, batch: StepBatch, batch_idx: int) -> None:
+        self._position_data()
+
+    def _position_data(self) -> None:
+        """Let the next batch be of the step after the last one that was taken."""
+        state = {"step": self.progress.step, "skipped": self.guard.skipped}
+        self.data.load_state_dict(state)
+
+    def training_step(self, batch: StepBatch) -> None:
+        """Take one step on ``batch``, or find it bad.
 
         A bad one leaves weights, optimizer and clock where they were, and `verdict` says why.
         One that sent more to experts than its bound is computed again, without one.
         """
-        self._begin(batch)
-        self.compute.weigh(batch)
-        optimizer, tokens = self.recipe.optimizer, self.progress.tokens
+        tokens = batch.tokens
+        self._begin(tokens)
+        self.compute.weigh(tokens)
+        optimizer, done = self.recipe.optimizer, self.progress.tokens
         if isinstance(self.engine.optimizer, AdEMAMix):
             self.engine.optimizer.tokens = self.recipe.clock.tokens_after(
                 self.progress.step + 1
             )
         if isinstance(self.engine.optimizer, Muon):
-            self.engine.optimizer.tokens = tokens
-        lr = float(optimizer["lr"] * self._schedule(tokens) * self.guard.lr_factor(tokens))
-        clips = tokens >= optimizer["clip_after_tokens"]
+            self.engine.optimizer.tokens = done
+        lr = float(optimizer["lr"] * self._schedule(done) * self.guard.lr_factor(done))
+        clips = done >= optimizer["clip_after_tokens"]
         limit = float(optimizer["clip_norm"]) if clips else math.inf
-        step = partial(self.engine.step, batch, lr=lr, norm_limit=limit, judge=self._judge)
+        judge = partial(self._judge, batch.samples_digest)
+        step = partial(self.engine.step, tokens, lr=lr, norm_limit=limit, judge=judge)
         norm, self.pairs_beyond = step(), 0
         if beyond := self._agreed.pairs_beyond:
-            self.pairs_beyond = round(beyond * len(batch) * self.mesh.data_ranks)
-            self._begin(batch)
+            self.pairs_beyond = round(beyond * len(tokens) * self.mesh.data_ranks)
+            self._begin(tokens)
             with exact_exchanges(self.decoders):
                 norm = step()
         if norm is None:
@@ -224,16 +228,16 @@ class Pretraining(LightningModule):
         if self.verdict is None:
             self._record(value, lr)
 
-    def _begin(self, batch: Tensor) -> None:
+    def _begin(self, tokens: Tensor) -> None:
         """Forget what was counted of the step before, or of this one's first try."""
-        self.compute.begin(self.progress.step, len(batch))
+        self.compute.begin(self.progress.step, len(tokens))
         forget_loads(self.decoders)
 
     @property
     def compute_dtype(self) -> torch.dtype:
         return compute_dtype(self.recipe.precision.compute, self.device)
 
-    def _judge(self, squares: Tensor | None) -> Tensor | None:
+    def _judge(self, samples_digest: int, squares: Tensor | None) -> Tensor | None:
         """Agree with all ranks on the step's figures, and by them whether it may be taken.
 
         That the host reads them here, not after the update, is all that guards cost.
@@ -241,12 +245,11 @@ class Pretraining(LightningModule):
         self.rank_figures.note(self.compute.own_time.take())
         # Of the ranks that read the same samples one counts them.
         repeats = any(self.mesh.place(axis) for axis in ("pipeline", "context", "tensor"))
-        digest = 0 if repeats else samples_digest(self.batches.sample_ids(self.progress.step))
         self._agreed = agreed = reduce_step_metrics(
             self.compute.share_of_means(),
             squares=squares,
             stop=self.stop_asked,
-            samples_digest=digest,
+            samples_digest=0 if repeats else samples_digest,
             own=self.rank_figures.own(step=self.progress.step + 1, device=self.device),
         )
         self.rank_figures.take(agreed.told)
@@ -283,3 +286,40 @@ class Pretraining(LightningModule):
             mtp_loss=agreed.mtp_loss if self.recipe.shape.mtp else None,
         )
         self.stopping = agreed.stop
+        self._log_figures(self.last)
+
+    def _log_figures(self, record: StepRecord) -> None:
+        """Log the step's figures, for loggers and for callbacks of users."""
+        figures = {name: one for name, one in asdict(record).items() if one is not None}
+        del figures["samples_digest"]
+        self.log_dict({name: float(one) for name, one in figures.items()})
+
+    def on_validation_epoch_start(self) -> None:
+        sources = len(self.data.sources)
+        self._sums = torch.zeros(sources, 2, dtype=torch.float64, device=self.device)
+
+    def validation_step(
+        self, batch: tuple[Tensor, bool], batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Add up the loss of one source's rows ``[sequences, length + 1]``, in nats."""
+        rows, counts = batch
+        loss = self.engine.evaluate(rows)
+        if loss is not None and counts:
+            tokens = loss.new_tensor(rows[:, 1:].numel()).double()
+            self._sums[dataloader_idx] += torch.stack([loss.double() * tokens, tokens])
+
+    def on_validation_epoch_end(self) -> None:
+        """Average over the tokens of each source.
+
+        Ranks that evaluate the same window count it once each, and context ranks their part of
+        it, all equally long: the mean is the window's mean.
+        """
+        losses, tokens = sum_over_ranks(self._sums).T
+        self.held_out = dict(zip(self.data.sources, (losses / tokens).tolist(), strict=True))
+        shares = self.data.batches.shares_after(self.progress.step)
+        figures = {
+            "held_out": weighted_mean(self.held_out, shares),
+            "held_out_unweighted": fmean(self.held_out.values()),
+            "step": float(self.progress.step),
+        }
+        self.log_dict(figures)

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from lightning.fabric.utilities.types import _DEVICE
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator
 from lightning.pytorch.accelerators.accelerator import Accelerator
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.constants import default_pg_timeout
@@ -134,9 +137,13 @@ def _accelerator(cluster: Cluster) -> str | Accelerator:
 
 
 def make_trainer(
-    *, recipe: Recipe, callbacks: Sequence[Callback], most_steps: int | None
+    *,
+    recipe: Recipe,
+    callbacks: Sequence[Callback],
+    loggers: Sequence[Logger] = (),
+    most_steps: int | None = None,
 ) -> Trainer:
-    """Make a trainer without bars, samplers, checkpoints of its own, of at most so many steps.
+    """Make a trainer without samplers and checkpoints of its own, of at most so many steps.
 
     Raises:
         RecipeError: the devices of this machine are not those of the recipe.
@@ -147,6 +154,8 @@ def make_trainer(
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # a login node
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
     warnings.filterwarnings("ignore", message="GPU available but not used")  # asked for so
+    # All ranks log the same: figures are summed over them before.
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
     return Trainer(
         accelerator=_accelerator(recipe.cluster),
         devices=recipe.cluster.devices_per_node,
@@ -154,12 +163,16 @@ def make_trainer(
         strategy=MeshStrategy(recipe.parallelism),
         max_epochs=1,
         limit_train_batches=most_steps,
+        num_sanity_val_steps=0,
+        check_val_every_n_epoch=None,
+        val_check_interval=sys.maxsize,  # a callback validates, on the clock of tokens
         log_every_n_steps=1,
-        logger=False,
+        logger=list(loggers),
         callbacks=list(callbacks),
         enable_checkpointing=False,
         enable_model_summary=False,
-        enable_progress_bar=False,
+        enable_progress_bar=any(isinstance(one, ProgressBar) for one in callbacks),
+        enable_autolog_hparams=False,
         use_distributed_sampler=False,
     )
 

@@ -227,17 +227,17 @@ def test_a_published_text_tells_no_folder(text: str, published: str) -> None:
 BAR = f"""
 from types import SimpleNamespace
 from components.terminal import console
-from components.train.callbacks.display import Display
-display = Display(console(stderr=True))
+from components.train.callbacks.display import RunProgressBar
+display = RunProgressBar(console(stderr=True))
 derived = SimpleNamespace(steps=2)
 recipe = SimpleNamespace(name={HOSTILE!r}, derived=derived)
 last = SimpleNamespace(step=1, loss=2.5, tokens_per_second=7.0)
 progress = SimpleNamespace(tokens=0, step=0)
-module = SimpleNamespace(recipe=recipe, progress=progress, last=last)
-display.on_begin(module)
-display.on_step(module)
+module = SimpleNamespace(recipe=recipe, progress=progress, last=last, verdict=None)
+display.on_train_start(None, module)
+display.on_train_batch_end(None, module)
 display.say({HOSTILE!r})
-display.on_close()
+display.close()
 """
 
 

@@ -13,8 +13,8 @@ from command.composition.compose import compose_recipe
 from components.data.manifest import Manifest
 from components.parity.prover import draw_data
 from components.train.batches import StepBatches
+from components.train.prefetch import Prefetcher
 from components.train.ranks import ALLOCATOR, OLDER_ALLOCATORS
-from components.train.read_ahead import ReadAhead
 
 pytestmark = pytest.mark.gpu
 
@@ -37,10 +37,10 @@ def test_batches_lie_in_pinned_memory_and_arrive_as_they_were_read(
     batches = StepBatches(recipe=recipe, folder=tmp_path / "data", manifest=manifest, rank=0)
     taken: list[int] = []
     device = torch.device(gpu, 0)
-    for batch in ReadAhead(batches, lambda: len(taken), steps=range(8), device=device):
-        assert batch.is_pinned()
+    for batch in Prefetcher(batches, lambda: len(taken), steps=range(8), device=device):
+        assert batch.tokens.is_pinned()
         expected = batches.read(batches.positions(len(taken)), pinned=False)
-        assert torch.equal(batch.to(device, non_blocking=True).cpu(), expected)
+        assert torch.equal(batch.tokens.to(device, non_blocking=True).cpu(), expected)
         taken.append(len(taken))
     assert len(taken) == 8
 

@@ -12,7 +12,8 @@ from command.composition.compose import compose_recipe
 from components.config.recipe import Recipe
 from components.distributed.devices import peak_memory_bytes
 from components.dryrun.roles import rehearse_roles
-from components.dryrun.world import NoBatches, empty_batch, trainer_of
+from components.dryrun.world import empty_batch, trainer_of
+from components.train.batches import StepBatch
 from components.train.module import Pretraining
 
 # The allocator rounds up, and libraries take memory from it for themselves.
@@ -33,14 +34,14 @@ def world_of_one() -> Iterator[None]:
 
 
 def train_peak(recipe: Recipe, device: torch.device) -> int:
-    module = Pretraining(recipe=recipe, batches=lambda _: NoBatches(), eod_id=0)
+    module = Pretraining(recipe=recipe, eod_id=0)
     module.trainer = trainer_of(recipe)
     module.to(device)
     module.configure_model()
     module.configure_optimizers()
-    module.train_dataloader()
     for _ in range(3):
-        module.training_step(empty_batch(recipe, 2).zero_().to(device))
+        batch = torch.zeros_like(empty_batch(recipe, 2).tokens, device=device)
+        module.training_step(StepBatch(batch))
     return peak_memory_bytes(device)
 
 

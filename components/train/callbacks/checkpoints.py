@@ -1,4 +1,4 @@
-"""When checkpoints are written and read; see `guarding` for what is done about a bad step."""
+"""Checkpoint callback: when checkpoints are saved and loaded."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from torch.distributed.constants import default_pg_timeout
 
 from components.checkpoint import loading
@@ -33,21 +33,20 @@ from components.distributed.node_tree import make_node_tree
 from components.errors import RecipeError
 from components.run.disk import Patience
 from components.run.event_log import EventLog
-from components.train.callbacks.hooks import RunCallback
 from components.train.callbacks.local_copies import make_local_copies
-from components.train.callbacks.metrics_logger import Metrics
+from components.train.callbacks.run_metrics import RunMetrics
 from components.train.module import Pretraining
 
 Cause = Literal["due", "stopping"]
 
 
 @dataclass(kw_only=True, eq=False)
-class Checkpoints(RunCallback):
+class Checkpoints(Callback):
     """Save at every cadence that a step crosses, at the end, and before stopping."""
 
     folder: Path
     journal: EventLog
-    metrics: Metrics
+    metrics: RunMetrics
     settings: Checkpoint
     say: Callable[[str], None]
     stopped: Callable[[], bool]
@@ -56,7 +55,7 @@ class Checkpoints(RunCallback):
     loaded: dict[str, Any] = field(default_factory=dict, init=False)  # from where, how fast
     _closing: ExitStack = field(default_factory=ExitStack, init=False)
 
-    def on_load(self, module: Pretraining) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
         """Go on from the newest local copies, or else from the newest whole checkpoint.
 
         Every run has the folder: a run that did not wait for it would begin anew.
@@ -65,18 +64,18 @@ class Checkpoints(RunCallback):
             RecipeError: it is away for longer than a save would wait.
         """
         by_first(lambda: self._patience()(self.folder, self.folder.stat))
-        fingerprint, began = compute_fingerprint(module.recipe), time.perf_counter()
+        fingerprint, began = compute_fingerprint(pl_module.recipe), time.perf_counter()
         source = "local"
-        if (progress := self._load_local(module)) is None:
-            source, progress = "checkpoints", self._load_newest(module, fingerprint)
+        if (progress := self._load_local(pl_module)) is None:
+            source, progress = "checkpoints", self._load_newest(pl_module, fingerprint)
         if progress is not None:
-            module.progress = progress
-            module.engine.load_scale_state(progress.loss_scale)
+            pl_module.progress = progress
+            pl_module.engine.load_scale_state(progress.loss_scale)
             if progress.guard is not None:
-                module.guard.load(progress.guard)
+                pl_module.guard.load(progress.guard)
             seconds = time.perf_counter() - began
             self.loaded = {"source": source, "load_seconds": seconds}
-        self.saver = self._make_saver(module, fingerprint)
+        self.saver = self._make_saver(pl_module, fingerprint)
         self._closing.callback(self.saver.close)
 
     def _load_local(self, module: Pretraining) -> RunProgress | None:
@@ -110,21 +109,25 @@ class Checkpoints(RunCallback):
         self._note_damaged(chosen)
         return chosen.marker.progress
 
-    def on_step(self, module: Pretraining) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        if pl_module.verdict:  # the step was not taken
+            return
         if self.saver.has_failed:
-            module.stop_asked = True  # all ranks hear of it in the next step, and wait for it
+            pl_module.stop_asked = (
+                True  # all ranks hear of it in the next step, and wait for it
+            )
         self._note(self.saver.poll(), "due")
         weights, kinds = self.settings.weights_every_tokens, list[Kind]()
-        if module.is_due(self.settings.every_tokens) or module.stopping:
+        if pl_module.is_due(self.settings.every_tokens) or pl_module.stopping:
             kinds.append("tokens")
-        if weights != "none" and module.is_due(weights):
+        if weights != "none" and pl_module.is_due(weights):
             kinds.append("weights")
         if kinds:
-            self.save(module, kinds, "stopping" if module.stopping else "due")
-        if self.local and module.is_local_due and not module.stopping:
-            self._copy_locally(self.local, module.progress)
-        if module.stopping:
-            module.trainer.should_stop = True
+            self.save(pl_module, kinds, "stopping" if pl_module.stopping else "due")
+        if self.local and pl_module.is_local_due and not pl_module.stopping:
+            self._copy_locally(self.local, pl_module.progress)
+        if pl_module.stopping:
+            pl_module.trainer.should_stop = True
 
     def _copy_locally(self, local: LocalCopies, progress: RunProgress) -> None:
         if problem := local.save(progress):
@@ -164,18 +167,18 @@ class Checkpoints(RunCallback):
 
         return by_first(lambda: self._patience()(target, amended))
 
-    def on_end(self, module: Pretraining) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Pretraining) -> None:
         self._note(self.saver.wait(), "due")
         if self.local:
             self.local.remove()  # the last checkpoint is as new
-
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Let a save come to its end, but for who has asked twice to stop at once."""
-        if not isinstance(exception, KeyboardInterrupt):
-            super().on_exception(trainer, pl_module, exception)
-
-    def on_close(self) -> None:
         self._closing.close()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: Pretraining, exception: BaseException
+    ) -> None:
+        """Let a save end, unless the user has pressed Ctrl-C twice."""
+        if not isinstance(exception, KeyboardInterrupt):
+            self._closing.close()
 
     def _note(self, finished: list[FinishedCheckpoint], cause: Cause) -> None:
         """Report of checkpoints that are whole by now; later steps may stand before them."""

@@ -1,4 +1,4 @@
-"""What a person sees while it trains, a live bar or plain lines, and how one stops it."""
+"""Progress bar of a run, or plain lines where there is no terminal; stops on request."""
 
 import signal
 import time
@@ -9,26 +9,34 @@ from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from components import terminal
-from components.train.callbacks.hooks import RunCallback
 from components.train.module import Pretraining
 
 LINES = 20  # plain lines over a whole run
 
 
-class Display(RunCallback):
+class RunProgressBar(ProgressBar):
     """Show loss, tokens a second, the share of the budget and the time that is left."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self._console = console
         self._bar: Progress | None = None
 
-    def on_begin(self, module: Pretraining) -> None:
+    def enable(self) -> None:
+        self._console.quiet = False
+
+    def disable(self) -> None:
+        self._console.quiet = True
+
+    def on_train_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
         self._began = time.monotonic()
-        self._first_tokens = module.progress.tokens
+        self._first_tokens = pl_module.progress.tokens
         if self._console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
@@ -39,15 +47,17 @@ class Display(RunCallback):
                 console=self._console,
             )
             self._task = self._bar.add_task(
-                module.recipe.name,
-                total=module.recipe.derived.steps,
-                completed=module.progress.step,
+                pl_module.recipe.name,
+                total=pl_module.recipe.derived.steps,
+                completed=pl_module.progress.step,
                 figures="before the first step",
             )
             self._bar.start()
 
-    def on_step(self, module: Pretraining) -> None:
-        last, steps = module.last, module.recipe.derived.steps
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        if pl_module.verdict:  # the step was not taken
+            return
+        last, steps = pl_module.last, pl_module.recipe.derived.steps
         assert last is not None
         lines, lines_before = (step * LINES // steps for step in (last.step, last.step - 1))
         if self._bar is not None:
@@ -55,8 +65,8 @@ class Display(RunCallback):
             self._bar.update(self._task, completed=last.step, figures=figures)
         elif last.step in {1, steps} or lines > lines_before:
             # By all tokens since the start, evaluations and checkpoints included.
-            done = module.progress.tokens - self._first_tokens
-            tokens_left = module.recipe.budget.total_tokens - module.progress.tokens
+            done = pl_module.progress.tokens - self._first_tokens
+            tokens_left = pl_module.recipe.budget.total_tokens - pl_module.progress.tokens
             left = (time.monotonic() - self._began) / done * tokens_left
             self._console.print(
                 f"step {last.step:>{len(str(steps))}}/{steps}  {last.step / steps:4.0%}  "
@@ -72,13 +82,19 @@ class Display(RunCallback):
         if not self._console.quiet:
             terminal.say_at_once(text)
 
-    def on_close(self) -> None:
+    def on_train_end(self, *_: Any) -> None:
+        self.close()
+
+    def on_exception(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
 
 
 @dataclass(kw_only=True, eq=False)
-class StopOnRequest(RunCallback):
+class StopOnRequest(Callback):
     """Turn a first Ctrl-C, a SIGTERM or the file ``stop`` into a wish to stop after a step."""
 
     file: Path
@@ -91,22 +107,30 @@ class StopOnRequest(RunCallback):
         """Whether a signal or the file has asked, as who waits for a disk wants to know."""
         return self._signalled or self.file.exists()
 
-    def on_begin(self, module: Pretraining) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
         def ask(number: int, frame: FrameType | None) -> None:
-            if module.stop_asked and number == signal.SIGINT:
+            if pl_module.stop_asked and number == signal.SIGINT:
                 raise KeyboardInterrupt
-            module.stop_asked = self._signalled = True
+            pl_module.stop_asked = self._signalled = True
             name = signal.Signals(number).name
             self.say_at_once(f"{name}: saving after this step, then stopping")
 
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, ask)
 
-    def on_step(self, module: Pretraining) -> None:
-        if dist.get_rank() == 0 and not module.stop_asked and self.file.exists():
-            module.stop_asked = True
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        if pl_module.verdict:  # the step was not taken
+            return
+        if dist.get_rank() == 0 and not pl_module.stop_asked and self.file.exists():
+            pl_module.stop_asked = True
             self.say(f"{self.file} exists: saving after the next step, then stopping")
 
-    def on_close(self) -> None:
+    def on_train_end(self, *_: Any) -> None:
+        self.close()
+
+    def on_exception(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)

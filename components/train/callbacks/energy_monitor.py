@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from lightning.pytorch import Callback, Trainer
 
 from components.config.schema.cluster import DEVICE_MASKS
 from components.distributed.devices import count_devices, device_kind
 from components.distributed.mesh import sum_over_ranks
-from components.energy.counters import EnergyCounter, Meter, NoCounterError
+from components.energy.counters import EnergyCounter, EnergyReading, Meter, NoCounterError
 from components.energy.devices import (
     NvidiaCounter,
     amd_counters,
@@ -20,8 +22,7 @@ from components.energy.devices import (
     host_counters,
 )
 from components.fault_tolerance.rank_health import everyones_energy
-from components.train.callbacks.hooks import RunCallback
-from components.train.callbacks.metrics_logger import Metrics
+from components.train.callbacks.run_metrics import RunMetrics
 from components.train.module import Pretraining
 
 
@@ -35,24 +36,24 @@ class EnergySource:
 
 
 @dataclass(kw_only=True, eq=False)
-class Metering(RunCallback):
+class EnergyMonitor(Callback):
     """Count energy from the first step of each process on, to the end of its training.
 
     It comes before whoever writes the figures, so that its last line is before that closes.
     """
 
-    metrics: Metrics
+    metrics: RunMetrics
     sysfs: Path
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
         self.sources = dict.fromkeys(("devices", "hosts"), "no step was taken")
 
-    def on_begin(self, module: Pretraining) -> None:
-        rank, cluster = module.local_rank, module.recipe.cluster
+    def on_train_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
+        rank, cluster = pl_module.local_rank, pl_module.recipe.cluster
         hardware, ranks = cluster.hardware, cluster.devices_per_node
         devices = device_source(
-            module.device,
+            pl_module.device,
             rank=rank,
             ranks=ranks,
             per_card=1 if isinstance(hardware, str) else hardware.devices_per_card,
@@ -63,17 +64,31 @@ class Metering(RunCallback):
         if devices.units and not devices.counters:
             self.say(f"the energy of the devices is not measured: {devices.text}")
         now = time.monotonic()
-        module.rank_figures.meters = [
+        pl_module.rank_figures.meters = [
             Meter(counters=one.counters, units=one.units, now=now) for one in (devices, hosts)
         ]
 
-    def on_step(self, module: Pretraining) -> None:
-        if (told := module.rank_figures.told) is not None:
-            self.metrics.energy(module.progress, *told.energy)
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        if pl_module.verdict:  # the step was not taken
+            return
+        if (told := pl_module.rank_figures.told) is not None:
+            self._record(trainer, pl_module, told.energy)
 
-    def on_end(self, module: Pretraining) -> None:
-        own = module.rank_figures.own_energy(module.device)
-        self.metrics.energy(module.progress, *everyones_energy(sum_over_ranks(own)))
+    def on_train_end(self, trainer: Trainer, pl_module: Pretraining) -> None:
+        own = pl_module.rank_figures.own_energy(pl_module.device)
+        self._record(trainer, pl_module, everyones_energy(sum_over_ranks(own)))
+
+    def _record(
+        self,
+        trainer: Trainer,
+        pl_module: Pretraining,
+        counted: Sequence[EnergyReading],
+    ) -> None:
+        self.metrics.energy(pl_module.progress, *counted)
+        total = self.metrics.energy_used["devices"]
+        if total.counted_seconds:
+            for logger in trainer.loggers:
+                logger.log_metrics({"device_joules": total.joules}, pl_module.progress.step)
 
 
 def device_source(

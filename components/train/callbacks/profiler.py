@@ -5,30 +5,31 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from lightning.pytorch import Callback, Trainer
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from components.config.schema.monitoring import Profiler
-from components.fault_tolerance.guards import StepVerdict
 from components.profiling.parts import Ranges
 from components.profiling.profile import ON_PURPOSE, profile_of
 from components.profiling.trace import STEP, read_trace
 from components.run.folder import RunFolder
 from components.torch_internals.operators import count_graphs
-from components.train.callbacks.hooks import RunCallback
 from components.train.module import Pretraining
 
 _SETTLED = 2  # steps; by then every kind of layer had its batch
 
 
-class GraphCount(RunCallback):
+class GraphCounter(Callback):
     """Count this rank's graphs; recompiles are those made after its second step."""
 
     _steps = _graphs = 0
 
-    def on_step(self, module: Pretraining) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        if pl_module.verdict:  # the step was not taken
+            return
         self._steps += 1
         if self._steps <= _SETTLED:
             self._graphs = count_graphs()
@@ -41,7 +42,7 @@ class GraphCount(RunCallback):
 
 
 @dataclass(kw_only=True, eq=False)
-class Profiling(RunCallback):
+class ProfilerCallback(Callback):
     """Profile the steps that ``settings`` name, on this ``rank``.
 
     Between steps, where others evaluate or save, the trace goes on, but its steps are over.
@@ -50,33 +51,37 @@ class Profiling(RunCallback):
     settings: Profiler
     folder: RunFolder
     rank: int
-    graphs: GraphCount
+    graphs: GraphCounter
     say: Callable[[str], None]
     _running: tuple[profile, Ranges] | None = field(default=None, init=False)
     _step: ExitStack | None = field(default=None, init=False)
     _taken: int = field(default=0, init=False)
 
-    def on_begin(self, module: Pretraining) -> None:
-        first, done = self.settings.first_step, module.progress.step
+    def on_train_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
+        first, done = self.settings.first_step, pl_module.progress.step
         if done >= first and not self.trace.exists():
             gone = f"{first} is over, the run goes on after step {done}: nothing is profiled"
             self.say(f"profiler.first_step: {gone}")
-        self._begin_before(module)
+        self._begin_before(pl_module)
 
-    def before_step(self, module: Pretraining, batch: Tensor) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
         if self._running is not None:
-            _wait(module.device)
+            _wait(pl_module.device)
             self._step = ExitStack()
-            self._step.enter_context(record_function(f"{STEP}{module.progress.step + 1}"))
+            self._step.enter_context(record_function(f"{STEP}{pl_module.progress.step + 1}"))
 
-    def on_step(self, module: Pretraining) -> None:
-        self._end_step(module)
-        self._begin_before(module)
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        self._end_step(pl_module)
+        if not pl_module.verdict:
+            self._begin_before(pl_module)
 
-    def on_bad_step(self, module: Pretraining, verdict: StepVerdict) -> None:
-        self._end_step(module)
+    def on_train_end(self, *_: Any) -> None:
+        self.close()
 
-    def on_close(self) -> None:
+    def on_exception(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
         """Drop what a run that ends within the profile has seen of it."""
         if self._running is not None:
             self._stop()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from lightning.pytorch import Callback, Trainer
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from components.config.rank_groups import RankGroups
@@ -17,11 +17,9 @@ from components.config.schema.monitoring import Watchdog
 from components.distributed.collectives import together
 from components.distributed.mesh import sum_over_ranks
 from components.fault_tolerance import failures, hang, rank_health
-from components.fault_tolerance.guards import StepVerdict
 from components.fault_tolerance.hang import HangWatch, WatchedWork
 from components.run.event_log import EventLog, Kind
 from components.run.folder import RunFolder
-from components.train.callbacks.hooks import RunCallback
 from components.train.module import Pretraining
 from components.train.trainer import rank_here
 
@@ -60,7 +58,7 @@ def watch_for_hangs(folder: RunFolder, settings: Watchdog, *, ranks: int) -> Han
 
 
 @dataclass(kw_only=True, eq=False)
-class Watching(RunCallback):
+class WatchdogCallback(Callback):
     """Describe how long each step may take; name slow ranks; let no replica differ unnoticed.
 
     It comes before whoever saves, so that no checkpoint holds replicas that differ.
@@ -76,36 +74,34 @@ class Watching(RunCallback):
         self._growth = rank_health.Growth(fraction=self.settings.memory_growth_fraction)
         self._is_first = True
 
-    def before_step(self, module: Pretraining, batch: Tensor) -> None:
-        limits, at = self.settings, module.progress
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        limits, at = self.settings, pl_module.progress
         # In its first step a process makes connections, and compiles where it does.
         seconds = limits.pause_seconds if self._is_first else limits.step_seconds
         self._is_first = False
         self.watch.expect(WatchedWork(f"step {at.step + 1}", at.step, at.tokens, seconds))
 
-    def on_bad_step(self, module: Pretraining, verdict: StepVerdict) -> None:
-        self._pause(module)  # the guard needs time: it may read a checkpoint
-
-    def on_step(self, module: Pretraining) -> None:
-        self._pause(module)
-        self._look(module)
-        if pairs := module.pairs_beyond:
-            bound = module.recipe.parallelism.expert_bound
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        # A guard may read a checkpoint after a bad step.
+        self._pause(pl_module)
+        if pl_module.verdict:  # the step was not taken
+            return
+        self._look(pl_module)
+        if pairs := pl_module.pairs_beyond:
+            bound = pl_module.recipe.parallelism.expert_bound
             text = (
                 f"parallelism.expert_bound={bound:g}: {pairs:,} pairs of token and expert had "
             )
-            text += (
-                f"no room in step {module.progress.step}, which was computed again with exact "
-            )
-            text += "sizes; if that is often so, set a larger bound, or null"
-            self._tell(module, "expert_bound", text, {"pairs": pairs, "bound": bound})
-        saves = module.is_due(module.recipe.checkpoint.every_tokens)
-        if saves or module.is_local_due or module.stopping:
-            self._compare(module, module.progress.step)
+            text += f"no room in step {pl_module.progress.step}, which was computed again with "
+            text += "exact sizes; if that is often so, set a larger bound, or null"
+            self._tell(pl_module, "expert_bound", text, {"pairs": pairs, "bound": bound})
+        saves = pl_module.is_due(pl_module.recipe.checkpoint.every_tokens)
+        if saves or pl_module.is_local_due or pl_module.stopping:
+            self._compare(pl_module, pl_module.progress.step)
 
-    def on_begin(self, module: Pretraining) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
         """Report on the first rank why the ranks of this job started again, if they did."""
-        module.engine.on_gradients = lambda: self._before_update(module)
+        pl_module.engine.on_gradients = lambda: self._before_update(pl_module)
         if dist.get_rank():  # who reads while the first rank forgets finds files gone
             return
         errors = failures.read_errors(self.folder.path / "ranks")
@@ -115,7 +111,7 @@ class Watching(RunCallback):
         cause, silent = failures.describe_end(errors, ranks=dist.get_world_size())
         evidence = {"restart": restarts, "without_a_word": silent}
         seconds = failures.seconds_between(errors, self.folder.journal)  # has just its start
-        self.journal.note("restart", module.progress, cause, evidence, seconds=seconds)
+        self.journal.note("restart", pl_module.progress, cause, evidence, seconds=seconds)
         failures.forget_errors(self.folder.path / "ranks")
 
     def _pause(self, module: Pretraining) -> None:

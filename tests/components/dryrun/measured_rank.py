@@ -22,9 +22,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.config.check import read_recipe
+from components.config.recipe import Recipe
 from components.dryrun.ledgers import CollectiveLedger, FlopLedger
-from components.dryrun.world import NoBatches, empty_batch, trainer_of
+from components.dryrun.world import empty_batch, trainer_of
 from components.run.folder import RunFolder
+from components.train.batches import StepBatch
 from components.train.module import Pretraining
 
 STEP, STEPS = "a later step", 3
@@ -51,9 +53,15 @@ class Unhurried(TorchDispatchMode):
         return found
 
 
+def zero_batch(recipe: Recipe, microbatches: int) -> StepBatch:
+    batch = empty_batch(recipe, microbatches)
+    batch.tokens.zero_()
+    return batch
+
+
 def measure(folder: RunFolder, rank: int) -> None:
     recipe = read_recipe(folder.recipe)
-    module = Pretraining(recipe=recipe, batches=lambda _: NoBatches(), eod_id=0)
+    module = Pretraining(recipe=recipe, eod_id=0)
     module.trainer = trainer_of(recipe)
     microbatches = recipe.derived.microbatches_per_step
     with (
@@ -62,17 +70,16 @@ def measure(folder: RunFolder, rank: int) -> None:
     ):
         module.configure_model()
         module.configure_optimizers()
-        module.train_dataloader()
-        module.training_step(empty_batch(recipe, microbatches).zero_())
+        module.training_step(zero_batch(recipe, microbatches))
         kept = []
         for _ in range(STEPS):
-            batch = empty_batch(recipe, microbatches).zero_()
+            batch = zero_batch(recipe, microbatches)
             kept.append(addresses_in_use())
             with record_function(STEP):
                 module.training_step(batch)
             del batch
     with CollectiveLedger(module.mesh) as calls, FlopLedger() as flops:
-        module.training_step(empty_batch(recipe, microbatches).zero_())
+        module.training_step(zero_batch(recipe, microbatches))
     written = {
         "peak_bytes": peak_of(profiler, kept),
         "calls": [[*kind, count, calls.bytes[kind]] for kind, count in calls.calls.items()],

@@ -15,13 +15,15 @@ from components.checkpoint.metadata import RunProgress
 from components.config.schema.monitoring import Watchdog
 from components.run.event_log import EventLog
 from components.run.folder import RunFolder
-from components.train.callbacks import hooks, watchdog
-from components.train.callbacks.hooks import Story
-from components.train.callbacks.metrics_logger import Curves, Metrics, recent_speeds
-from components.train.callbacks.watchdog import Watching, watch_for_hangs
+from components.train.callbacks import lifecycle, watchdog
+from components.train.callbacks.lifecycle import LifecycleLogger
+from components.train.callbacks.run_metrics import RunMetrics
+from components.train.callbacks.watchdog import WatchdogCallback, watch_for_hangs
 from components.train.held_out import Evaluation, summarize_held_out
+from components.train.loggers import MetricsFile, recent_speeds
 
 RANKS = 512
+TRAINER: Any = None  # which these hooks do not ask
 OPENED: list[str] = []
 IS_RECORDING = [False]
 
@@ -53,9 +55,9 @@ def energy_line(step: int) -> dict[str, Any]:
     return place | {"devices": counted, "hosts": counted}
 
 
-def make_metrics(folder: Path, rank: int) -> Metrics:
-    curves = Curves(folder=folder / "tensorboard") if rank == 0 else None
-    return Metrics(file=folder / "metrics.jsonl", curves=curves, retry_seconds=0.0)
+def make_metrics(folder: Path, rank: int) -> RunMetrics:
+    file = folder / "metrics.jsonl"
+    return RunMetrics(file=MetricsFile(file=file, writes=rank == 0, retry_seconds=0.0))
 
 
 def module_at(step: int) -> Any:
@@ -90,11 +92,11 @@ def start(folder: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> list[str]
     loaded = dict[str, Any]
     said = list[str]().append
     for callback in (
-        Watching(settings=settings, watch=hang, folder=run, journal=journal, say=said),
-        Story(folder=run, journal=journal, began=0.0, loaded=loaded),
+        WatchdogCallback(settings=settings, watch=hang, folder=run, journal=journal, say=said),
+        LifecycleLogger(folder=run, journal=journal, began=0.0, loaded=loaded),
         metrics,
     ):
-        callback.on_begin(module_at(400))
+        callback.on_train_start(TRAINER, module_at(400))
     hang.stop()
     IS_RECORDING[0] = False
     return [name for name in OPENED if name.startswith(str(folder))]
@@ -104,8 +106,8 @@ def test_of_512_ranks_the_first_alone_opens_the_history_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sys.addaudithook(note_opened)
-    monkeypatch.setattr(hooks, "together", lambda task: [task()])
-    monkeypatch.setattr(hooks, "emulation_of", lambda *words: None)
+    monkeypatch.setattr(lifecycle, "together", lambda task: [task()])
+    monkeypatch.setattr(lifecycle, "emulation_of", lambda *words: None)
     write(tmp_path, [held_out_line(0, 5.0), *map(step_line, range(1, 400)), energy_line(400)])
     (tmp_path / "journal.jsonl").write_text("")
     (tmp_path / "ranks").mkdir()
@@ -136,7 +138,8 @@ def test_a_part_of_the_history_gives_the_summary_that_all_of_it_gives(
         if one["kind"] == "held_out" and one["step"] <= step - seed
     }
     metrics = make_metrics(tmp_path, 0)
-    metrics.on_begin(module_at(step - seed))  # as after the loss of later checkpoints
+    # As after the loss of later checkpoints.
+    metrics.on_train_start(TRAINER, module_at(step - seed))
     expected = summarize_held_out([every[one] for one in sorted(every)], {"eu": 1.0}, {})
     assert summarize_held_out(metrics.evaluations, {"eu": 1.0}, {}) == expected
     energies = [one["devices"]["joules"] for one in lines if one["kind"] == "energy"]
@@ -153,7 +156,7 @@ def test_a_history_larger_than_2_gib_is_read_at_its_ends(tmp_path: Path) -> None
         lines = [*late, held_out_line(20_699, 4.0), energy_line(20_699)]
         stream.write(b"".join(b"\n" + json.dumps(one).encode() for one in lines))
     metrics = make_metrics(tmp_path, 0)
-    metrics.on_begin(module_at(20_699))
+    metrics.on_train_start(TRAINER, module_at(20_699))
     assert [one.step for one in metrics.evaluations] == [0, 20_699]
     assert metrics.energy_used["devices"].joules == 20_699
     speeds = recent_speeds(file, after_step=1)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from components.terminal import console
-from components.train.callbacks.display import Display
+from components.train.callbacks.display import RunProgressBar
 
 
 def test_a_signal_is_answered_also_in_the_middle_of_a_line_or_an_import(
@@ -19,7 +19,7 @@ def test_a_signal_is_answered_also_in_the_middle_of_a_line_or_an_import(
 ) -> None:
     """Rich imports its emoji with the first colon that it prints: a handler may find half."""
     monkeypatch.setitem(sys.modules, "rich._emoji_codes", ModuleType("half"))
-    display = Display(console(stderr=True))
+    display = RunProgressBar(console(stderr=True))
     before = signal.signal(signal.SIGUSR2, lambda *_: display.say_at_once("SIGUSR2: :saving:"))
     try:
         os.kill(os.getpid(), signal.SIGUSR2)
@@ -29,7 +29,7 @@ def test_a_signal_is_answered_also_in_the_middle_of_a_line_or_an_import(
 
 
 def test_other_ranks_than_the_first_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    display = Display(console(stderr=True, quiet=True))
+    display = RunProgressBar(console(stderr=True, quiet=True))
     display.say_at_once("SIGINT: saving")
     display.say("step 1")
     assert capfd.readouterr().err == ""
@@ -37,16 +37,18 @@ def test_other_ranks_than_the_first_say_nothing(capfd: pytest.CaptureFixture[str
 
 def test_the_bar_has_no_figures_before_the_first_step() -> None:
     out = io.StringIO()
-    display = Display(Console(file=out, force_terminal=True, width=200))
+    display = RunProgressBar(Console(file=out, force_terminal=True, width=200))
     recipe = SimpleNamespace(name="tiny", derived=SimpleNamespace(steps=2))
+    trainer: Any = None
     module: Any = SimpleNamespace(
+        verdict=None,
         recipe=recipe,
         progress=SimpleNamespace(tokens=0, step=0),
         last=SimpleNamespace(step=1, loss=2.5, tokens_per_second=7.0),
     )
-    display.on_begin(module)
+    display.on_train_start(trainer, module)
     assert "before the first step" in out.getvalue()
-    display.on_step(module)
-    display.on_close()
+    display.on_train_batch_end(trainer, module)
+    display.close()
     assert "loss 2.500 7 tokens/s" in out.getvalue()
     assert "nan" not in out.getvalue()

@@ -12,8 +12,9 @@ from components.checkpoint.metadata import RunProgress
 from components.config.schema.cluster import Electricity
 from components.energy.counters import EnergyReading
 from components.train.callbacks.energy_monitor import device_source, host_source
-from components.train.callbacks.metrics_logger import Curves, Metrics
+from components.train.callbacks.run_metrics import RunMetrics
 from components.train.fit import summarize_energy
+from components.train.loggers import MetricsFile
 from tests.components.energy.sysfs import write_card, write_zone
 from tests.components.train.test_trainer import Plant, plant
 
@@ -96,15 +97,13 @@ def test_a_run_that_goes_on_adds_to_what_it_used_before(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     used = []
     for joules in (50.0, 70.0):
-        curves = Curves(folder=tmp_path / "curves")
-        metrics = Metrics(file=file, curves=curves, retry_seconds=0.0)
+        metrics = RunMetrics(file=MetricsFile(file=file, writes=True, retry_seconds=0.0))
         for part in (0.5, 1.0):
             metrics.energy(
                 RunProgress(step=1, tokens=10),
                 devices=counted(part * joules, part * 4, part * 8),
                 hosts=counted(0, 0, part),
             )
-        curves.close()
         used.append(metrics.energy_used)
     assert used[1]["devices"] == counted(120, 8, 16)
     lines = [json.loads(line) for line in file.read_text().splitlines()]

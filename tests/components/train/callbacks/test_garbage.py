@@ -8,7 +8,9 @@ from typing import Any, cast
 import pytest
 
 from components.checkpoint.metadata import RunProgress
-from components.train.callbacks.hooks import GarbageSchedule
+from components.train.callbacks.garbage_collection import GarbageCollection
+
+TRAINER: Any = None  # which these hooks do not ask
 
 
 class Run:
@@ -17,9 +19,9 @@ class Run:
     def __init__(self) -> None:
         self.progress = RunProgress(step=0, tokens=0)
 
-    def take(self, schedule: GarbageSchedule, step: int) -> None:
+    def take(self, schedule: GarbageCollection, step: int) -> None:
         self.progress = RunProgress(step=step, tokens=step)
-        schedule.on_step(cast("Any", self))
+        schedule.on_train_batch_end(TRAINER, cast("Any", self))
 
 
 class Node:
@@ -36,9 +38,9 @@ def _collects_as_before() -> Iterator[None]:
     gc.enable()
 
 
-def begun(every_steps: int) -> tuple[Run, GarbageSchedule]:
-    run, schedule = Run(), GarbageSchedule(every_steps=every_steps)
-    schedule.on_begin(cast("Any", run))
+def begun(every_steps: int) -> tuple[Run, GarbageCollection]:
+    run, schedule = Run(), GarbageCollection(every_steps=every_steps)
+    schedule.on_train_start(TRAINER, cast("Any", run))
     return run, schedule
 
 
@@ -52,13 +54,13 @@ def test_a_cycle_lives_until_the_next_step_of_the_schedule() -> None:
         assert kept() is not None
     run.take(schedule, 4)
     assert kept() is None
-    schedule.on_close()
+    schedule.close()
 
 
 def test_what_was_there_before_the_first_step_is_not_looked_at_again() -> None:
     _, schedule = begun(4)
     assert gc.get_freeze_count() > 10_000
-    schedule.on_close()
+    schedule.close()
     assert gc.get_freeze_count() == 0
 
 
@@ -68,10 +70,10 @@ def test_after_the_run_python_collects_as_it_did_before(was_enabled: bool) -> No
         gc.disable()
     _, schedule = begun(4)
     assert not gc.isenabled()
-    schedule.on_close()
+    schedule.close()
     assert gc.isenabled() == was_enabled
 
 
 def test_a_run_that_fails_before_it_begins_changes_nothing() -> None:
-    GarbageSchedule(every_steps=4).on_close()
+    GarbageCollection(every_steps=4).close()
     assert gc.isenabled()

@@ -1,7 +1,7 @@
-"""Which held-out batches a rank takes, and what their losses come to."""
+"""Which held-out batches a rank takes, and what their losses add up to."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -9,13 +9,14 @@ import torch
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.dryrun.world import fake_world
-from components.train.callbacks.metrics_logger import HeldOutLoss, Metrics, _turns
+from components.train.module import Pretraining
+from components.train.validation_batches import ValidationBatches, take_turns
 
 
 def test_every_turn_has_one_shape_on_all_ranks_and_every_batch_counts_once() -> None:
     shapes = [(2, 5)] * 3 + [(1, 5)] + [(2, 4)] * 2
     batches = [torch.full(shape, index) for index, shape in enumerate(shapes)]
-    taken = [list(_turns(iter(batches), rank, 2)) for rank in range(2)]
+    taken = [list(take_turns(iter(batches), rank, 2)) for rank in range(2)]
     counted = []
     for (one, first), (other, second) in zip(*taken, strict=True):
         assert one.shape == other.shape
@@ -24,22 +25,34 @@ def test_every_turn_has_one_shape_on_all_ranks_and_every_batch_counts_once() -> 
     assert counted == list(range(6))
 
 
-def test_the_loss_of_a_source_is_the_mean_over_its_tokens_not_over_its_batches() -> None:
+def test_the_loss_of_a_source_is_the_mean_over_its_tokens_not_over_its_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     windows = [
         torch.tensor([0, 1, 2, 3, 4]),
         torch.tensor([0, 9, 9, 9, 9]),
         torch.tensor([7, 6]),
     ]
     predicted = torch.cat([window[1:] for window in windows]).double()
-    module: Any = SimpleNamespace(
-        device=torch.device("cpu"),
-        recipe=compose_recipe(
-            read_point(["recipe=teuken7b", "parallelism.microbatch_sequences=2"])
-        ),
-        mesh=SimpleNamespace(data_rank=0, data_ranks=1),
-        engine=SimpleNamespace(evaluate=lambda rows: rows[:, 1:].double().mean()),
+    recipe = compose_recipe(
+        read_point(["recipe=teuken7b", "parallelism.microbatch_sequences=2"])
+    )
+    data: Any = SimpleNamespace(
+        sources=("any",), batches=SimpleNamespace(shares_after=lambda step: {"any": 1.0})
     )
     held_out: Any = SimpleNamespace(windows=lambda source: iter(windows))
-    loss = HeldOutLoss(windows=held_out, metrics=cast("Metrics", None))
+    mesh: Any = SimpleNamespace(data_rank=0, data_ranks=1)
+    module = Pretraining(recipe=recipe, eod_id=0)
+    engine: Any = SimpleNamespace(evaluate=lambda rows: rows[:, 1:].double().mean())
+    module.engine = engine
+    logged: dict[str, float] = {}
+    monkeypatch.setattr(Pretraining, "data", data)
+    monkeypatch.setattr(module, "log_dict", logged.update)
     with fake_world(0, 1):
-        assert loss._loss(module, "any") == pytest.approx(predicted.mean().item())
+        module.on_validation_epoch_start()
+        batches = ValidationBatches(held_out, "any", recipe=recipe, mesh=mesh)
+        for index, batch in enumerate(batches):
+            module.validation_step(batch, index, 0)
+        module.on_validation_epoch_end()
+    assert module.held_out == {"any": pytest.approx(predicted.mean().item())}
+    assert logged["held_out"] == module.held_out["any"]

@@ -16,7 +16,7 @@ from components.data.manifest import Manifest
 from components.errors import RecipeError
 from components.parity.prover import draw_data
 from components.train.batches import StepBatches
-from components.train.read_ahead import THREAD, ReadAhead
+from components.train.prefetch import THREAD, Prefetcher
 
 SECONDS = 20  # a test that waits longer has failed
 
@@ -42,13 +42,13 @@ class Loop:
 
     def __init__(self, batches: StepBatches, steps: int = 10) -> None:
         self.taken = 0
-        self.reader = ReadAhead(
+        self.reader = Prefetcher(
             batches, lambda: self.taken, steps=range(steps), device=torch.device("cpu")
         )
 
     def __iter__(self) -> Iterator[Tensor]:
         for batch in self.reader:
-            yield batch
+            yield batch.tokens
             self.taken += 1
 
 
@@ -113,7 +113,7 @@ def test_what_a_guard_leaves_out_is_dropped_though_it_was_read_ahead(batches: Wa
     next(steps)
     wait_for_readers()
     batches.skip([batches.window(0, 2)])  # the step was bad, and so was the one read ahead
-    assert torch.equal(next(steps), late(batches, 0))
+    assert torch.equal(next(steps).tokens, late(batches, 0))
     wait_for_readers()
     assert [positions for _, positions in batches.reads][2:] == [
         batches.positions(step) for step in (0, 1)
@@ -127,7 +127,7 @@ def test_what_was_read_for_the_next_step_is_taken_where_the_guard_leaves_out_one
     steps = iter(Loop(batches).reader)
     next(steps)
     batches.skip([batches.window(0, 1)])
-    assert torch.equal(next(steps), late(batches, 0))
+    assert torch.equal(next(steps).tokens, late(batches, 0))
     assert batches.positions(0) == after
     assert [positions for _, positions in batches.reads].count(after) == 1
 
@@ -136,11 +136,11 @@ def test_a_run_that_goes_back_reads_from_there(batches: Watched) -> None:
     loop = Loop(batches)
     loop.taken = 7
     steps = iter(loop.reader)
-    assert torch.equal(next(steps), late(batches, 7))
+    assert torch.equal(next(steps).tokens, late(batches, 7))
     loop.taken = 3
-    assert torch.equal(next(steps), late(batches, 3))
+    assert torch.equal(next(steps).tokens, late(batches, 3))
     loop.taken = 4
-    assert torch.equal(next(steps), late(batches, 4))
+    assert torch.equal(next(steps).tokens, late(batches, 4))
 
 
 def test_a_run_that_goes_on_reads_what_one_that_never_stopped_does(batches: Watched) -> None:

@@ -1,4 +1,4 @@
-"""Read ahead (prefetch): a thread reads the next step's batch while this one computes.
+"""Prefetch: a thread reads the next step's batch while this one computes.
 
 Torch's ``DataLoader`` reads ahead in processes only, and not what a guard may still change.
 """
@@ -9,16 +9,15 @@ from concurrent.futures import Future
 from threading import Thread
 
 import torch
-from torch import Tensor
 from torch.profiler import record_function
 
 from components.profiling.parts import NEXT_BATCH
-from components.train.batches import StepBatches
+from components.train.batches import StepBatch, StepBatches
 
 THREAD = "read-ahead"
 
 
-class ReadAhead:
+class Prefetcher:
     """Give the batch of the step after the last one that was taken, while it is of ``steps``.
 
     One step is read ahead, into pinned memory where ``device`` is not a CPU, so that its copy
@@ -41,7 +40,7 @@ class ReadAhead:
         """Say any length: without one Lightning takes a batch before the last one's step."""
         return sys.maxsize
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[StepBatch]:
         ahead: BatchThread | None = None
         try:
             while (step := self._taken()) in self._steps:
@@ -73,7 +72,7 @@ class BatchThread(Thread):
         super().__init__(name=THREAD, daemon=True)  # a file system that hangs keeps no process
         self.positions = positions
         self._batches, self._device = batches, device
-        self._batch: Future[Tensor] = Future()
+        self._batch: Future[StepBatch] = Future()
         self.start()
 
     def run(self) -> None:
@@ -81,10 +80,11 @@ class BatchThread(Thread):
         try:
             if pinned:  # each thread begins with the first device
                 torch.accelerator.set_device_index(self._device)
-            self._batch.set_result(self._batches.read(self.positions, pinned=pinned))
+            tokens = self._batches.read(self.positions, pinned=pinned)
+            self._batch.set_result(StepBatch(tokens, self._batches.digest(self.positions)))
         except BaseException as error:  # noqa: BLE001  # whoever waits for the batch raises it
             self._batch.set_exception(error)
 
-    def result(self) -> Tensor:
+    def result(self) -> StepBatch:
         with record_function(NEXT_BATCH):
             return self._batch.result()

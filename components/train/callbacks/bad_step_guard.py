@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer
 
 from components.checkpoint.metadata import name_of
 from components.distributed.collectives import by_first, together
@@ -14,32 +15,37 @@ from components.fault_tolerance.guards import StepVerdict
 from components.fault_tolerance.soft_failure import NotFiniteError
 from components.run.event_log import EventLog, Kind, node_name
 from components.train.callbacks.checkpoints import Checkpoints
-from components.train.callbacks.hooks import RunCallback
-from components.train.callbacks.metrics_logger import Metrics
+from components.train.callbacks.run_metrics import RunMetrics
+from components.train.datamodule import PretrainingData
 from components.train.module import Pretraining
 
 MOST_NAMED = 8
 
 
 @dataclass(kw_only=True, eq=False)
-class Guarding(RunCallback):
+class BadStepGuard(Callback):
     """Act on the verdict over a step that was not taken, on all ranks alike."""
 
     checkpoints: Checkpoints
     journal: EventLog
-    metrics: Metrics
+    metrics: RunMetrics
+    data: PretrainingData
 
-    def before_step(self, module: Pretraining, batch: object) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
         self._began = time.perf_counter()
 
-    def on_bad_step(self, module: Pretraining, verdict: StepVerdict) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
+        if pl_module.verdict:
+            self._act(pl_module, pl_module.verdict)
+
+    def _act(self, module: Pretraining, verdict: StepVerdict) -> None:
         if verdict.action == "relaunch":
             self._relaunch(module, verdict)
         goes_back = verdict.action == "roll_back"
         steps = module.recipe.guard.roll_back.skip_steps if goes_back else 1
         bad = module.progress.step + 1
         first = max(0, bad - steps)
-        window = module.batches.window(first, bad)
+        window = self.data.batches.window(first, bad)
         evidence = {**verdict.evidence, "rule": verdict.rule, "bad_step": bad, "window": window}
         if verdict.rule == "non_finite":
             evidence["found_by"] = found_by(module)[:MOST_NAMED]
@@ -53,7 +59,6 @@ class Guarding(RunCallback):
             self._note("stop", module, verdict.cause, evidence)
             raise
         module.progress = replace(module.progress, guard=module.guard.state())
-        module.skip_windows()
         assert verdict.action != "stop", "the guard has raised"
         self._note(verdict.action, module, verdict.cause, evidence)
 

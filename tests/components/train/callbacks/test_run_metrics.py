@@ -1,0 +1,39 @@
+"""Records of an evaluation: both means, and what ranks checkpoints."""
+
+from pathlib import Path
+
+import pytest
+
+from components.checkpoint.metadata import RunProgress
+from components.errors import RecipeError
+from components.fault_tolerance.faults import fill_up
+from components.run.history import read_lines
+from components.train.callbacks.run_metrics import RunMetrics
+from components.train.loggers import MetricsFile
+
+
+def metrics_in(folder: Path) -> RunMetrics:
+    file = MetricsFile(file=folder / "metrics.jsonl", writes=True, retry_seconds=0.0)
+    return RunMetrics(file=file)
+
+
+def test_a_measurement_for_which_there_is_no_room_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b"\n" * 100_000)
+    metrics = metrics_in(tmp_path)
+    with fill_up(100_000), pytest.raises(RecipeError, match=r"metrics\.jsonl: cannot be writt"):
+        metrics.record_held_out(RunProgress(step=1, tokens=10), {"de": 2.0}, {"de": 1.0}, 0.5)
+    metrics.record_held_out(RunProgress(step=2, tokens=20), {"de": 1.0}, {"de": 1.0}, 0.5)
+    assert [line["step"] for line in read_lines(file)] == [2]
+
+
+def test_an_evaluation_has_both_means_in_its_record(tmp_path: Path) -> None:
+    metrics = metrics_in(tmp_path)
+    shares = {"de": 0.9, "en": 0.1, "fi": 0.0}
+    by_source = {"de": 2.0, "en": 4, "fi": 9}
+    metrics.record_held_out(RunProgress(step=2, tokens=20), by_source, shares, 0.5)
+    (line,) = read_lines(tmp_path / "metrics.jsonl")
+    assert (line["loss"], line["weighted_loss"]) == (5.0, pytest.approx(2.2))
+    assert line["shares"] == shares
+    # Checkpoints of different phases are ranked by the mean that does not follow the phases.
+    assert (metrics.held_out_loss(20), metrics.held_out_loss(30)) == (5.0, None)
