@@ -26,7 +26,7 @@ else:
 
 STEP_LINE = b'{"kind": "step"'  # how the lines begin of which there is one for each step
 MOST_SPEEDS = 10_000  # steps whose median is the speed of a run
-# What the module logs for curves stands in records with all digits.
+# What records have is not logged again.
 RECORDED = {field.name for field in fields(StepRecord)} | {
     *("held_out", "held_out_unweighted", "device_joules", "epoch"),
 }

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -286,13 +285,8 @@ class Pretraining(LightningModule):
             mtp_loss=agreed.mtp_loss if self.recipe.shape.mtp else None,
         )
         self.stopping = agreed.stop
-        self._log_figures(self.last)
-
-    def _log_figures(self, record: StepRecord) -> None:
-        """Log the step's figures, for loggers and for callbacks of users."""
-        figures = {name: one for name, one in asdict(record).items() if one is not None}
-        del figures["samples_digest"]
-        self.log_dict({name: float(one) for name, one in figures.items()})
+        # One name alone, each costs 0.1 ms: loggers get the whole record from a callback.
+        self.log("loss", agreed.loss, prog_bar=True, logger=False, batch_size=1)
 
     def on_validation_epoch_start(self) -> None:
         sources = len(self.data.sources)

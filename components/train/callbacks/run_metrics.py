@@ -65,6 +65,9 @@ class RunMetrics(Callback):
         assert pl_module.last is not None
         figures = {key: one for key, one in asdict(pl_module.last).items() if one is not None}
         self.file.record("step", pl_module.last, figures)
+        del figures["step"], figures["samples_digest"]
+        for logger in trainer.loggers:
+            logger.log_metrics(figures, pl_module.last.step)
 
     def on_validation_start(self, trainer: Trainer, pl_module: Pretraining) -> None:
         self._validation_began = time.perf_counter()
