@@ -6,16 +6,18 @@ from datetime import datetime
 from command.arguments import Arguments
 from command.composition.compose import compose
 from command.outcome import ActionResult, print_result
-from command.plan_text import print_plan
 from command.recipe_summary import mixture_lines
 from command.remarks import remarks
 from components.config.rules.check import warnings_of
 from components.planner.plan import layouts_found, plan_recipe
 from components.planner.tree import plan_tree
+from components.report.document import print_document, write_document
 from components.report.html import check_plotly
-from components.report.plan_page import write_plan
+from components.report.plan_page import plan_document
 from components.report.plan_tables import picture_of
-from components.terminal import say, tell
+from components.terminal import console, say, tell
+
+PLAIN_WIDTH = 130
 
 
 def run(arguments: Arguments) -> ActionResult | None:
@@ -39,10 +41,12 @@ def run(arguments: Arguments) -> ActionResult | None:
     picture = picture_of(plan)
     if arguments.file is not None:
         check_plotly("file")
-        page = write_plan(plan, picture, why=recipe.why, destination=arguments.file)
+        page = write_document(plan_document(plan, picture, why=recipe.why), arguments.file)
 
     def show() -> None:
-        print_plan(plan, picture, now=datetime.now().astimezone())
+        now = datetime.now().astimezone()
+        document = plan_document(plan, picture, why=recipe.why, now=now)
+        print_document(document, console(width=PLAIN_WIDTH))
         for line in mixture_lines(recipe):
             tell(line)
 

@@ -9,9 +9,9 @@ from command.study.ladder import read_ladder
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.tree import plan_tree
-from components.report.html import check_destination, check_plotly
-from components.report.proposal.content import LadderSays, propose
-from components.report.proposal.page import markdown, write_proposal
+from components.report.document import as_markdown, write_document
+from components.report.html import check_destination
+from components.report.proposal import LadderSays, propose
 from components.terminal import tell
 
 SUFFIXES = (".md", ".html")
@@ -24,8 +24,6 @@ def run(arguments: Arguments) -> None:
             problem = f"{file.name} is neither Markdown nor HTML"
             raise RecipeError("file", problem, "write file=NAME.md or file=NAME.html")
         check_destination(file)
-        if file.suffix == ".html":
-            check_plotly("file")
     if arguments.run is not None and arguments.study is None:
         raise RecipeError("run", "no ladder is named whose runs lie there", "add study=ladder")
     composed = compose(arguments)
@@ -39,4 +37,4 @@ def run(arguments: Arguments) -> None:
     if recipe.children:
         plan = replace(plan, children=plan_tree(recipe, plan.bill, composed.children))
     proposal = propose(recipe, plan, ladder)
-    tell(markdown(proposal) if file is None else str(write_proposal(proposal, file)))
+    tell(as_markdown(proposal) if file is None else str(write_document(proposal, file)))

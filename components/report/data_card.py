@@ -1,14 +1,14 @@
 """A data set's card as a page of its own, and what a run's report says of its data."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from components.errors import RecipeError
 from components.report import numbers
+from components.report.document import CodeBlock, Figure, Fold, ReportDocument, ReportSection
 from components.report.figures import PlotlyFigure, colour, empty_figure
-from components.report.html import check_destination, figure_html, render_template, write_page
 from components.report.outcome import ReportEntry, Tree
 from components.report.tables import Card, Grid, grid_by_name, together
 from components.run.ownership import is_own
@@ -30,42 +30,80 @@ _FERTILITY = {
 }
 
 
-def write_card(tree: Tree, destination: Path) -> Path:
-    """Write the page of a card, ``tree`` being what ``card.json`` holds.
+def data_card(tree: Tree) -> ReportDocument:
+    """Set the page of a card, ``tree`` being what ``card.json`` holds."""
+    return ReportDocument(
+        kind="Data card",
+        title=tree["name"],
+        why=f"Key `{tree['key']}`: a hash of the inputs, of every setting and of the "
+        "tokenizer.",
+        cards=_key_figures(tree),
+        sections=(*_counted(tree), *_shown(tree)),
+    )
 
-    Raises:
-        RecipeError: the destination is a folder.
-    """
-    check_destination(destination)
-    sources = tree["sources"].items()
-    mixed = [(name, source["mixture"]) for name, source in sources if source["mixture"]]
+
+def _counted(tree: Tree) -> Iterator[ReportSection]:
+    sources = tree["sources"]
+    chart = Figure(
+        "tokens",
+        lambda: _tokens_figure(sources),
+        "Share of each source in the prepared tokens and in those that a run draws; the "
+        "tables have the numbers",
+    )
+    mixed = [(name, one["mixture"]) for name, one in sources.items() if one["mixture"]]
+    yield ReportSection(
+        "Sources",
+        (_sources(sources), chart),
+        "Language: what the source claims, then what was found in its documents. Tokens count "
+        "the end of each document.",
+    )
+    yield ReportSection(
+        "Mixture",
+        (grid_by_name("source", mixed, _MIXTURE),),
+        "What the recipe promises of each source over its budget, and what its order of "
+        "samples draws.",
+    )
+    yield ReportSection(
+        "Stages",
+        (_stages(tree["stages"]),),
+        "Documents in are documents out and those removed, for the reasons on the right; "
+        "replaced places are counted there too.",
+    )
+
+
+def _shown(tree: Tree) -> Iterator[ReportSection]:
+    """Show what was removed and what was kept, then every number."""
+    sources, fertility = tree["sources"].items(), tree["fertility"].items()
+    examples = [
+        Fold(f"{stage}: {one['why']}", [CodeBlock(one["text"], is_prose=True)])
+        for stage, record in tree["stages"].items()
+        for removed in record["examples"].values()
+        for one in removed
+    ]
+    samples = [
+        Fold(name, [CodeBlock(text, is_prose=True) for text in source["samples"]])
+        for name, source in sources
+    ]
     inputs = [
         (name, one["name"], f"{one['bytes']:,}", one["sha256"])
         for name, source in sources
         for one in source["inputs"]
     ]
-    parts = {
-        "card": tree,
-        "cards": _key_figures(tree),
-        "charts": {"tokens": figure_html("tokens", _tokens_figure(tree["sources"]))},
-        "tables": {
-            "sources": _sources(tree["sources"]),
-            "mixture": grid_by_name("source", mixed, _MIXTURE),
-            "stages": _stages(tree["stages"]),
-            "fertility": grid_by_name("language", tree["fertility"].items(), _FERTILITY),
-            "inputs": Grid(
-                columns=("source", "input", "bytes", "sha256"), rows=inputs, text_columns=2
-            ),
-        },
-        "examples": [  # of what was removed: stage, reason, and the text's beginning
-            (stage, one["why"], one["text"])
-            for stage, record in tree["stages"].items()
-            for examples in record["examples"].values()
-            for one in examples
-        ],
-        "exact": json.dumps(tree, indent=2, ensure_ascii=False),
-    }
-    return write_page(render_template("data_page.html.j2", parts), destination)
+    columns = ("source", "input", "bytes", "sha256")
+    listed = Grid(
+        columns=columns, rows=inputs, text_columns=2, kind="figures inputs", fold="inputs"
+    )
+    yield ReportSection("Removed, for example", examples)
+    yield ReportSection(
+        "Fertility",
+        (grid_by_name("language", fertility, _FERTILITY),),
+        "On the first documents of each source. A word is what white space separates: of "
+        "Chinese, Japanese or Thai, read the bytes.",
+    )
+    yield ReportSection("Samples", samples)
+    yield ReportSection("Inputs", (listed,))
+    exact = CodeBlock(json.dumps(tree, indent=2, ensure_ascii=False))
+    yield ReportSection("Every number", (Fold("card.json", [exact]),))
 
 
 def _key_figures(tree: Tree) -> tuple[Card, ...]:
@@ -114,7 +152,7 @@ def _sources(sources: Tree) -> Grid:
         language = " / ".join(filter(None, (source["language"], found)))  # claimed / found
         said = (language, source["licence"], source["origin"])
         rows.append((name, *counts, *(text or numbers.ABSENT for text in said)))
-    return Grid(columns=columns, rows=rows)
+    return Grid(columns=columns, rows=rows, kind="figures")
 
 
 def _ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -131,7 +169,7 @@ def _stages(stages: Tree) -> Grid:
             sizes = (f"{counts[key]:,}" for key in keys)
             rows.append((stage, name, *sizes, why or numbers.ABSENT))
     columns = ("stage", "source", "documents in", "out", "bytes in", "out", "why")
-    return Grid(columns=columns, rows=rows)
+    return Grid(columns=columns, rows=rows, kind="figures")
 
 
 _DRAWN = {

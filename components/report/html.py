@@ -30,6 +30,7 @@ NO_PLOTLY = "plotly, which draws it, is not installed"
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _SECTION = re.compile(r"<section([^>]*)>\s*<h2>(.*?)</h2>")
 _FEWEST = 5  # sections below which a page needs no list
+_CODE = re.compile(r"`([^`]+)`")
 
 
 def check_plotly(path: str) -> None:
@@ -76,7 +77,6 @@ def render_template(template: str, parts: Mapping[str, Any], script: str | None 
     ``script`` says where the page finds plotly's; without it, a page with charts has its own.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from plotly.offline import get_plotlyjs
 
     environment = Environment(
         loader=FileSystemLoader(_HERE),
@@ -95,14 +95,26 @@ def render_template(template: str, parts: Mapping[str, Any], script: str | None 
             hashes.append(f"'sha256-{base64.b64encode(digest).decode('ascii')}'")
         return part
 
-    environment.globals.update(allowed=allowed, hashes=hashes)
+    environment.globals.update(
+        allowed=allowed,
+        hashes=hashes,
+        figure_html=figure_html,
+        split_code=lambda text: _CODE.split(hide_folders(text)),
+        kind_of=lambda block: type(block).__name__,
+    )
     own = {
         "style": (_HERE / "page.css").read_text("utf-8"),
-        "plotly": get_plotlyjs,
+        "plotly": _library,
         "script": script,
         "add_toc": add_toc,
     }
     return environment.get_template(template).render({**parts, **own})
+
+
+def _library() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
 
 
 def figure_html(name: str, figure: "go.Figure | None") -> str | None:

@@ -1,6 +1,7 @@
-"""A plan as one self-contained HTML file: cards, tables, timeline and memory chart."""
+"""The page of a plan, and what a terminal shows of it: cards, tables, timeline, memory."""
 
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from components.config.schema.types import thaw
 from components.json_file import dump_json
@@ -8,11 +9,12 @@ from components.planner.memory import GIB, Memory
 from components.planner.result import Plan
 from components.planner.timeline import Timeline, TimelineBlock
 from components.report import numbers, plan_tables
+from components.report.document import CodeBlock, Figure, Fold, ReportDocument, ReportSection
 from components.report.figures import PlotlyFigure, colour, empty_figure
-from components.report.html import check_destination, figure_html, render_template, write_page
 from components.report.plan_tables import PARTS, Picture
+from components.report.plan_text import memory_rows, timeline_rows
 from components.report.plan_tree import longest_way, tree_sheet
-from components.report.tables import Card, Grid
+from components.report.tables import Card, Cells, Grid
 
 _KINDS = {
     "forward": "forward",
@@ -27,50 +29,142 @@ _SHADES = (*(colour(place) for place in range(7)), "#6f6fc0", "#7d8a3c", "#8b929
 _ROW_PIXELS, _FRAME_PIXELS = 24, 110
 
 
-def write_plan(plan: Plan, picture: Picture, *, why: str, destination: Path) -> Path:
-    """Write the page of a plan.
+def plan_document(
+    plan: Plan, picture: Picture, *, why: str, now: datetime | None = None
+) -> ReportDocument:
+    """Set a plan for a page or, where ``now`` dates the end of the run, for a terminal."""
+    notices = []
+    if plan.limit:
+        limit = plan.limit
+        notices.append(f"The queue: {limit.path}: {limit.problem}; {limit.remedy}")
+    if plan.missing:
+        notices.append(
+            "Some figures of this machine were never measured; what stands for them is listed "
+            "below, and the range of the step is twice as wide."
+        )
+    verdict, recipe = plan.memory.verdict, plan.recipe
+    colours, cluster = {"does_not_fit": "failed", "fits": "finished"}, recipe.cluster
+    return ReportDocument(
+        kind="Plan",
+        title=f"{recipe.name} on {cluster.name}, scale={recipe.scale.name}",
+        why=why,
+        tags=(
+            (verdict.replace("_", " "), colours.get(verdict, "")),
+            (f"{cluster.nodes:,} nodes of {cluster.devices_per_node} devices", ""),
+            (f"{plan.job.microbatches:,} microbatches a step", ""),
+        ),
+        notices=notices,
+        cards=_cards(plan),
+        sections=(*_placed(plan, picture), *_billed(plan, now)),
+    )
 
-    Raises:
-        RecipeError: the destination is a folder.
-    """
-    check_destination(destination)
-    timeline = picture.timeline
+
+def _placed(plan: Plan, picture: Picture) -> Iterator[ReportSection]:
+    """Say what a step is and where it runs: layouts found, memory, nodes, timeline."""
+    if plan.search:
+        yield ReportSection(
+            "Layouts found",
+            (plan_tables.search_sheet(plan.search), *plan.search.why),
+            "The first is planned on this page. A tight one stands where a step a sixth longer "
+            "would.",
+        )
+    yield ReportSection(
+        "Phases of the run",
+        (plan_tables.phases_sheet(plan.phases),),
+        "The step, its layout and its memory below are those of the first phase; the bill is "
+        "that of all.",
+    )
+    memory = Figure(
+        "memory",
+        lambda: memory_figure(plan.memory),
+        "Memory of each pipeline rank, by part; the table below has the numbers",
+        rows=lambda width: memory_rows(plan.memory),
+    )
+    yield ReportSection(
+        "Memory",
+        (memory, plan_tables.memory_sheet(plan.memory)),
+        "What each pipeline rank holds in the moment of its peak. Dashed: what tensors can "
+        "have of the device.",
+    )
+    yield ReportSection(
+        "Layout",
+        (picture.heading, _nodes(picture)),
+        "A row is a node, a cell a device and its rank's place on each axis; marked: the ranks "
+        "of the first copy, in parentheses those of others.",
+    )
+    if (timeline := picture.timeline) is not None:
+        cut = cut_microbatches(timeline)
+        chart = Figure(
+            "timeline",
+            lambda: timeline_figure(timeline),
+            "Forward and backward passes of each pipeline rank over the seconds of a step",
+            rows=lambda width: timeline_rows(timeline, width),
+        )
+        yield ReportSection(
+            "Timeline of a step",
+            (chart, _ranks_sheet(timeline)),
+            "Every forward and backward pass, as the schedule orders them and as long as the "
+            "plan predicts, before gradients are averaged. Blank: the rank waits. "
+            "Drag to zoom, double click to go back."
+            + (f" Microbatches {cut[0]} to {cut[1]} are not drawn." if cut else ""),
+        )
+
+
+def _billed(plan: Plan, now: datetime | None) -> Iterator[ReportSection]:
+    """Say what the run costs, beside what is published, and on what the plan rests."""
     assumed = [
         (name, str(thaw(one.value)), one.reason) for name, one in plan.recipe.assumed.items()
     ]
     missing = [(one.path, one.problem, one.remedy) for one in plan.missing]
-    parts = {
-        "plan": plan,
-        "why": why,
-        "picture": picture,
-        # Of each device: its coordinates, and whether the first copy has it.
-        "nodes": [
-            (node.number, [(picture.groups.label(d, " "), d.first_copy) for d in node.devices])
-            for node in picture.nodes
-        ],
-        "longest": longest_way(plan.children) if plan.children else None,
-        "cards": _cards(plan),
-        "charts": {
-            "memory": figure_html("memory", memory_figure(plan.memory)),
-            "timeline": figure_html("timeline", timeline_figure(timeline))
-            if timeline
-            else None,
-        },
-        "cut": cut_microbatches(timeline) if timeline else None,
-        "tables": {
-            "search": plan_tables.search_sheet(plan.search) if plan.search else None,
-            "memory": plan_tables.memory_sheet(plan.memory),
-            "phases": plan_tables.phases_sheet(plan.phases),
-            "time": plan_tables.time_sheet(plan, now=None),
-            "children": tree_sheet(plan.children) if plan.children else None,
-            "published": plan_tables.published_sheet(plan.published),
-            "assumed": Grid(columns=("assumed", "value", "reason"), rows=assumed),
-            "missing": Grid(columns=("missing", "what was done", "the way out"), rows=missing),
-            "ranks": _ranks_sheet(timeline) if timeline else None,
-        },
-        "exact": dump_json(plan.as_json(), indent=2, ensure_ascii=False),
-    }
-    return write_page(render_template("plan_page.html.j2", parts), destination)
+    yield ReportSection("Time and bill", (plan_tables.time_sheet(plan, now=now),))
+    if plan.children:
+        yield ReportSection(
+            "The whole tree",
+            (tree_sheet(plan.children), f"{longest_way(plan.children)}."),
+            "The trunk, and each child by what it does itself.",
+        )
+    yield ReportSection(
+        "Published beside predicted", (plan_tables.published_sheet(plan.published),)
+    )
+    yield ReportSection(
+        "Assumed",
+        (_words(("assumed", "value", "reason"), assumed, "assumed"),),
+        "Values that the recipe needs and that its sources lack. Each was chosen here, for the "
+        "reason given.",
+    )
+    yield ReportSection(
+        "Missing",
+        (_words(("missing", "what was done", "the way out"), missing, "missing"),),
+        "Figures that the machine's profile lacks, what the plan does without them, and how to "
+        "measure each.",
+    )
+    exact = CodeBlock(dump_json(plan.as_json(), indent=2, ensure_ascii=False))
+    summary = "the plan as output=json prints it: bytes, seconds, hours and days, unrounded"
+    yield ReportSection("Every number", (Fold(summary, [exact]),))
+
+
+def _words(columns: Cells, rows: Sequence[Cells], kind: str) -> Grid:
+    return Grid(columns=columns, rows=rows, text_columns=3, kind=kind)
+
+
+def _nodes(picture: Picture) -> Grid:
+    """Lay out a row a node; the ranks of other copies are in parentheses."""
+    nodes = picture.nodes
+    labels = [[(picture.groups.label(d, ""), d.first_copy) for d in n.devices] for n in nodes]
+    rows = [
+        (str(node.number), *(text if first else f"({text})" for text, first in cells))
+        for node, cells in zip(nodes, labels, strict=True)
+    ]
+    marked = frozenset(
+        (row, column)
+        for row, cells in enumerate(labels)
+        for column, (_, first) in enumerate(cells, 1)
+        if first
+    )
+    columns = ("node", *map(str, range(picture.groups.devices_per_node)))
+    return Grid(
+        columns=columns, rows=rows, text_columns=len(columns), kind="nodes", cut=4, first=marked
+    )
 
 
 def _cards(plan: Plan) -> tuple[Card, ...]:
@@ -114,7 +208,7 @@ def _ranks_sheet(timeline: Timeline) -> Grid:
         waits = f"{timeline.waiting_fraction(rank):.1%}"
         rows.append((str(rank), f"{line.busy_seconds:.4g} s", waits, f"{line.in_flight:.3g}"))
     columns = ("pipeline rank", "computes", "waits", "microbatches kept at most")
-    return Grid(columns=columns, rows=rows)
+    return Grid(columns=columns, rows=rows, kind="figures", fold="pipeline ranks", cut=4)
 
 
 def timeline_figure(timeline: Timeline) -> PlotlyFigure:

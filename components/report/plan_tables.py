@@ -40,7 +40,9 @@ def memory_sheet(memory: Memory) -> Grid:
         sizes = (f"{stage[f'{part}_bytes'] / GIB:.2f}" for part in (*parts, "peak"))
         rows.append((str(number), *sizes))
     title = f"memory, GiB a device of {memory.usable_bytes / GIB:.1f} usable: {memory.verdict}"
-    return Grid(title=title, columns=("stage", *parts, "peak"), rows=rows)
+    columns = ("stage", *parts, "peak")
+    fold = "pipeline ranks, in GiB"
+    return Grid(title=title, columns=columns, rows=rows, kind="figures", fold=fold)
 
 
 def time_sheet(plan: Plan, *, now: datetime | None) -> Grid:
@@ -59,7 +61,7 @@ def time_sheet(plan: Plan, *, now: datetime | None) -> Grid:
             said = f"{found.layouts} layouts, {found.fitted_on}; others are off by a median of "
             rows.append(("  calibrated on", f"{said}{found.time_error.held_out.median:.1%}"))
         rows += bill_rows(plan.bill, now)
-    return Grid(columns=("time and bill", ""), rows=rows)
+    return Grid(columns=("time and bill", ""), rows=rows, text_columns=2, kind="bill")
 
 
 def _recomputation(found: PlannedRecomputation) -> str:
@@ -204,7 +206,7 @@ def phases_sheet(phases: Sequence[PlannedPhase]) -> Grid:
         *("phase", "tokens", "steps", "length", "tokens a step", "layout"),
         *("GiB", "", "step, s", "device-hours"),
     )
-    return Grid(columns=columns, rows=rows)
+    return Grid(columns=columns, rows=rows, kind="published")
 
 
 def published_sheet(published: Mapping[str, PublishedFigure]) -> Grid:
@@ -218,7 +220,7 @@ def published_sheet(published: Mapping[str, PublishedFigure]) -> Grid:
         value = f"{item.value:,}" if isinstance(item.value, int) else str(item.value)
         rows.append((name, value, item.unit, predicted, deviation))
     columns = ("published", "value", "unit", "predicted", "deviation")
-    return Grid(columns=columns, rows=rows)
+    return Grid(columns=columns, rows=rows, text_columns=3, kind="published")
 
 
 def search_sheet(found: LayoutsFound) -> Grid:
@@ -233,7 +235,7 @@ def search_sheet(found: LayoutsFound) -> Grid:
     )
     settings = ("ZeRO", "sequences", "schedule", "recomputes")
     columns = ("", *AXES, *settings, "GiB", "", "step, s", "days")
-    return Grid(title=title, columns=columns, rows=rows)
+    return Grid(title=title, columns=columns, rows=rows, kind="published")
 
 
 def _layout_row(place: str, plan: Plan) -> tuple[str, ...]:

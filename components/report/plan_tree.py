@@ -17,7 +17,7 @@ def tree_sheet(tree: PlannedTree) -> Grid:
         *("node", "what", "of", "after tokens"),
         *("device-hours", "days", "kWh", "checkpoints, GB"),
     )
-    return Grid(columns=columns, rows=rows)
+    return Grid(columns=columns, rows=rows, kind="published")
 
 
 def longest_way(tree: PlannedTree) -> str:

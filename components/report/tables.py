@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
@@ -33,6 +33,12 @@ class Grid:
     text_columns: int = 1  # so many at the left are no numbers
     alike: Sequence[tuple[str, str]] = ()  # what all runs agree in, and so is said once
     title: str = ""
+    kind: str = ""  # its class in page.css
+    fold: str = ""  # what its rows are, where a page folds a long table
+    cut: int = 0  # so many rows and the last are enough on a terminal
+    marks: Sequence[tuple[str, str]] = ()  # a colour and a character before each row
+    links: Mapping[str, str] = field(default_factory=dict)  # by the first cell of a row
+    first: frozenset[tuple[int, int]] = frozenset()  # row and column of cells that stand out
 
 
 @dataclass(frozen=True)
@@ -47,11 +53,15 @@ class Card:
 
 def terminal_table(grid: Grid) -> Table:
     """Set a grid for a terminal: text on the left of its columns, numbers on the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    title = grid.title or None
+    table = Table(
+        box=None, pad_edge=False, header_style="bold", title=title, title_justify="left"
+    )
     for place, column in enumerate(grid.columns):
         justify: Literal["left", "right"] = "left" if place < grid.text_columns else "right"
         table.add_column(column, justify=justify, overflow="fold")
-    for row in grid.rows:
+    is_cut = 0 < grid.cut < len(grid.rows) - 1
+    for row in (*grid.rows[: grid.cut], ("…",), grid.rows[-1]) if is_cut else grid.rows:
         table.add_row(*row)
     return table
 
@@ -172,7 +182,7 @@ def grid_by_name(
         (name, *(numbers.written(item[key], form) for key, form in columns.values()))
         for name, item in items
     ]
-    return Grid(columns=(head, *columns), rows=rows)
+    return Grid(columns=(head, *columns), rows=rows, kind="figures")
 
 
 def incidents(entry: ReportEntry) -> dict[str, str]:

@@ -5,7 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from components.report.data_card import write_card
+from components.report.data_card import data_card
+from components.report.document import write_document
 from components.report.html import NO_PLOTLY, shared_script
 from components.report.page import write_report
 
@@ -25,4 +26,4 @@ def write_card_if_possible(card: Mapping[str, Any], file: Path, say: Say) -> Pat
     if find_spec("plotly") is None:
         say(f"no page of the data card is written: {NO_PLOTLY}")
         return None
-    return write_card(card, file)
+    return write_document(data_card(card), file)

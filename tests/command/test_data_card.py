@@ -14,7 +14,8 @@ import sentencepiece
 from command.main import main
 from components.data.manifest import Manifest
 from components.errors import RecipeError
-from components.report.data_card import write_card
+from components.report.data_card import data_card
+from components.report.document import write_document
 from tests.components.report.outline import check_outline
 from tests.components.report.test_plan_page import Reader
 from tests.data_prep.corpora import paragraphs
@@ -109,4 +110,4 @@ def test_the_page_says_it_all_and_fetches_nothing(prepared: Path, card: Any) -> 
 
 def test_a_card_is_not_written_over_a_folder(card: Any, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="is a folder"):
-        write_card(card, tmp_path)
+        write_document(data_card(card), tmp_path)

@@ -93,7 +93,7 @@ def test_the_table_says_what_is_not_planned(capfd: pytest.CaptureFixture[str]) -
     assert row.count("not planned") == 4
     assert any(line.strip().startswith("all ") for line in said)
     (longest,) = (line for line in said if line.startswith("longest: "))
-    assert longest.endswith(" days, trunk > long > last")
+    assert longest.endswith(" days, trunk > long > last.")
     assert "children" not in planned(capfd)
 
 

@@ -17,11 +17,12 @@ from rich.text import Text
 
 from command.actions.show import print_recipe
 from command.comparison import print_differences
-from command.plan_text import print_plan
 from components.config.check import check_recipe
 from components.config.recipe import Recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
+from components.report.document import print_document
+from components.report.plan_page import plan_document
 from components.report.plan_tables import picture_of
 from components.sharing.differences import Side, compare
 from components.terminal import (
@@ -138,10 +139,12 @@ def test_a_recipe_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_plan_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = hostile(at_home("teuken7b"))
     plan = plan_recipe(recipe)
-    print_plan(plan, picture_of(plan), now=None)
+    document = plan_document(plan, picture_of(plan), why=recipe.why)
+    print_document(document, console(width=130))
     out = capsys.readouterr().out
     assert not any(one in out for one in ACTING)
-    assert f"assumed, not in the sources: {next(iter(recipe.assumed))}: {SHOWN}" in out
+    (row,) = (one for one in out.splitlines() if one.startswith(next(iter(recipe.assumed))))
+    assert SHOWN in row
 
 
 def test_differences_are_shown_as_they_read(capsys: pytest.CaptureFixture[str]) -> None:

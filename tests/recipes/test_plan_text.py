@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from command.plan_text import characters_per_second, print_plan, shown_ranks, timeline_rows
 from components.planner.plan import plan_recipe
 from components.planner.schedule import orders
 from components.planner.timeline import PassSeconds, Timeline, simulate
+from components.report.document import print_document
+from components.report.plan_page import plan_document
 from components.report.plan_tables import Picture, picture_of
+from components.report.plan_text import characters_per_second, shown_ranks, timeline_rows
+from components.terminal import console
 from tests.components.layouts import parallelism
 from tests.recipes.test_plans import RECIPES, at_home
 
@@ -29,7 +32,8 @@ def printed(name: str, *words: str) -> str:
     recipe = at_home(name, *words)
     plan = plan_recipe(recipe)
     with redirect_stdout(StringIO()) as file:
-        print_plan(plan, picture_of(plan), now=None)
+        document = plan_document(plan, picture_of(plan), why=recipe.why)
+        print_document(document, console(width=130))
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
@@ -51,7 +55,7 @@ def test_the_text_of_a_plan_is_its_golden_file() -> None:
 
 def test_the_documentation_shows_the_golden_text() -> None:
     text = TEXT.read_text("utf-8")
-    shown = text[text.index("layout: ") : text.index(" time and bill")].rstrip()
+    shown = text[text.index("Layout\n") : text.index("Time and bill\n")].rstrip()
     block = f"```\n{shown}\n```\n"
     page = DOCS.read_text("utf-8")
     before, _, rest = page.partition(BEGIN)
@@ -132,11 +136,11 @@ def test_at_home_the_picture_lasts_as_long_as_the_plan_says(name: str) -> None:
 
 def test_of_many_nodes_the_first_and_the_last_are_shown() -> None:
     text = printed("gpt175b")
-    assert "\n 3    t0p3" in text
-    assert "\n 4    t0p4" not in text
-    assert "\n 15   t0p15" in text
+    assert "\n3     t0p3" in text
+    assert "\n4     t0p4" not in text
+    assert "\n15    t0p15" in text
     assert "one copy of the model, of 128 ranks on 16 of 16 nodes" in text
 
 
 def test_ranks_of_other_copies_stand_in_parentheses() -> None:
-    assert " 64   d0t0p1 d0t1p1 (d1t0p1) (d1t1p1)" in printed("teuken7b")
+    assert "64    d0t0p1  d0t1p1  (d1t0p1)  (d1t1p1)" in printed("teuken7b")

@@ -71,10 +71,11 @@ def test_the_plan_prints_the_best_ten_beside_the_published_layout(
     file = tmp_path / "plan.html"
     words = ["recipe=teuken7b", "cluster=juwels", "parallelism=auto", "action=plan"]
     assert perform("plan", read_point([*words, f"file={file}"])).status == 0
-    shown = capsys.readouterr().out.splitlines()[2:]  # after the recipe, its cluster and scale
+    out = capsys.readouterr().out
+    shown = out.partition("\nLayouts found\n")[2].splitlines()
     assert shown[0].startswith("layouts: ")
     assert [line.split()[0] for line in shown[2:13]] == [*map(str, range(1, 11)), "paper"]
-    assert shown[13].startswith(" - a step of ")
+    assert shown[13].startswith("a step of ")
     page = file.read_text("utf-8")
     assert "<h2>Layouts found</h2>" in page
     assert "waiting in the pipeline" in page

@@ -13,8 +13,9 @@ from command.composition.compose import compose_recipe
 from command.main import main
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
-from components.report.proposal.content import propose
-from components.report.proposal.page import Proposal, ProposalPart, markdown
+from components.report.document import ReportDocument, ReportSection, as_markdown
+from components.report.proposal import propose
+from components.report.tables import Grid
 from tests.command.study.test_ladder import PREDICT, ladder
 
 __all__ = ["ladder"]  # the fixture: finished runs of a planted law
@@ -103,7 +104,7 @@ def test_both_forms_have_the_same_cells(folder: Path) -> None:
     for item, (value, _) in rows(text).items():
         assert f">{item.replace(chr(92), '')}</th>" in page
         assert value.replace("\\", "").split(" ")[0] in page
-    assert "<title>Computing time for teuken7b on juwels</title>" in page
+    assert "<title>Computing time for teuken7b on juwels: proposal</title>" in page
 
 
 def test_a_page_without_charts_has_no_script_of_charts(folder: Path) -> None:
@@ -126,18 +127,17 @@ def test_a_ladders_prediction_is_a_section(
 def test_a_machine_that_nobody_measured_has_no_bill(folder: Path) -> None:
     recipe = compose_recipe(read_point(["action=propose", *WORDS]))
     plan = replace(plan_recipe(recipe), time=None, run=None)
-    found = rows(markdown(propose(recipe, plan, None)))
+    found = rows(as_markdown(propose(recipe, plan, None)))
     assert found["device-hours"][0] == found["a checkpoint"][0] == "not known"
 
 
 def test_words_of_others_end_no_cell() -> None:
     row = ("a|b", "<i>*c*\nd", "`e`")
-    section = ProposalPart(title="T", rows=(row,))
-    said = markdown(
-        Proposal(title="T", why="w", sections=(section, ProposalPart(title="U", rows=())))
-    )
+    section = ReportSection("T", (Grid(columns=row, rows=(row,)),))
+    empty = ReportSection("U", (Grid(columns=row),), "a caption")
+    said = as_markdown(ReportDocument(kind="K", title="T", why="w", sections=(section, empty)))
     assert r"| a\|b | \<i\>\*c\* d | \`e\` |" in said
-    assert "## U\n\nNone." in said
+    assert "U" not in said  # an empty section is not written
 
 
 @pytest.mark.parametrize(

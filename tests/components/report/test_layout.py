@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from components.report.data_card import write_card
+from components.report.data_card import data_card
+from components.report.document import write_document
 from components.report.html import add_toc, share_script
 from components.report.page import write_report
+from components.report.plan_page import plan_document
 from components.report.write import write_report_if_possible
 from tests.components.report.conftest import (
     WriteRun,
@@ -45,7 +47,7 @@ def four(write_run: WriteRun) -> list[Path]:
 
 
 def write_a_card(destination: Path) -> Path:
-    return write_card(card_tree(), destination)
+    return write_document(data_card(card_tree()), destination)
 
 
 def card_tree() -> dict[str, Any]:
@@ -75,10 +77,8 @@ def card_tree() -> dict[str, Any]:
 
 
 def write_a_plan(destination: Path) -> Path:
-    from components.report.plan_page import write_plan
-
     result, picture = planned("teuken7b")
-    return write_plan(result, picture, why="why not?", destination=destination)
+    return write_document(plan_document(result, picture, why="why not?"), destination)
 
 
 def test_every_page_keeps_to_the_outline(

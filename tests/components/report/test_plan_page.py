@@ -16,13 +16,14 @@ from components.planner.result import Plan
 from components.planner.schedule import orders
 from components.planner.states import States, UpdateBytes
 from components.planner.timeline import PassSeconds, Timeline, simulate
+from components.report.document import write_document
 from components.report.plan_page import (
     MOST_BLOCKS,
     cut_microbatches,
     drawn_blocks,
     memory_figure,
+    plan_document,
     timeline_figure,
-    write_plan,
 )
 from components.report.plan_tables import Picture, memory_sheet, picture_of
 from tests.components.layouts import parallelism
@@ -61,7 +62,7 @@ def planned(name: str, *words: str) -> tuple[Plan, Picture]:
 
 
 def read(result: Plan, picture: Picture, folder: Path) -> Reader:
-    file = write_plan(result, picture, why="why not?", destination=folder / "plan.html")
+    file = write_document(plan_document(result, picture, why="why not?"), folder / "plan.html")
     return Reader(file.read_text("utf-8"))
 
 
@@ -102,7 +103,7 @@ def test_the_main_figures_can_be_read_without_opening_anything(tmp_path: Path) -
         "6,000,000,000,000",
         tree["assumed"]["warmup_tokens"]["reason"],
         tree["missing"][0]["remedy"],
-        "d1 t1 p1",
+        "(d1t1p1)",
         "why not?",
     ):
         assert figure in text, figure
@@ -141,14 +142,14 @@ def test_a_step_that_is_not_predicted_says_so(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_a_warning(tmp_path: Path) -> None:
     result, picture = planned("playbook469b", "parallelism.sequence_parallel=false")
     assert result.memory.verdict == "does_not_fit"
-    assert '<p class="warning">does not fit</p>' in write_plan(
-        result, picture, why="", destination=tmp_path / "plan.html"
+    assert '<p class="warning">does not fit</p>' in write_document(
+        plan_document(result, picture, why=""), tmp_path / "plan.html"
     ).read_text("utf-8")
 
 
 def test_refuses_a_folder_as_destination(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="is a folder"):
-        write_plan(*planned("teuken7b"), why="", destination=tmp_path)
+        write_document(plan_document(*planned("teuken7b"), why=""), tmp_path)
 
 
 def drawn(pipeline: int, microbatches: int) -> Timeline:

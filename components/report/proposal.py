@@ -1,6 +1,6 @@
-"""What a proposal says: sections of rows, each an item, its value and where that comes from."""
+"""A proposal for computing time: sections of rows, each an item, its value and its source."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from components.config.children import needed_tokens
@@ -14,10 +14,12 @@ from components.planner.rates import PlannedTime
 from components.planner.result import Plan
 from components.planner.tree import WEIGHT_BYTES, kept_checkpoints, weights_bytes
 from components.report import numbers
+from components.report.document import ReportDocument, ReportSection
 from components.report.plan_tables import significant
 from components.report.plan_tree import longest_way, tree_sheet
-from components.report.proposal.page import Proposal, ProposalPart, Row
+from components.report.tables import Grid
 
+Row = tuple[str, str, str]
 PLAN, RECIPE = "plan", "recipe"
 _OWN_STEPS = "plan: the steps that each node does itself"
 NOT_KNOWN = "not known"
@@ -33,27 +35,37 @@ class LadderSays:
     notes: tuple[str, ...]
 
 
-def propose(recipe: Recipe, plan: Plan, ladder: LadderSays | None) -> Proposal:
+def propose(recipe: Recipe, plan: Plan, ladder: LadderSays | None) -> ReportDocument:
     """Put a proposal together from a recipe, its plan, and a ladder if there is one."""
-    sections = [
-        ProposalPart(title="Model", rows=tuple(_model(recipe))),
-        ProposalPart(title="Training budget", rows=tuple(_budget(recipe))),
-    ]
+    expected = []
     if ladder is not None:
         source = f"fit of the runs of {ladder.study}"
-        rows = tuple((label, text, source) for label, text in ladder.rows)
-        sections.append(ProposalPart(title="Expected loss", rows=rows, notes=ladder.notes))
-    sections += [
+        rows = [(label, text, source) for label, text in ladder.rows]
+        expected.append(_part("Expected loss", rows, ladder.notes))
+    sections = (
+        _part("Model", _model(recipe)),
+        _part("Training budget", _budget(recipe)),
+        *expected,
         _compute(recipe, plan),
         *([] if plan.children is None else [_whole_tree(plan)]),
-        ProposalPart(title="Layout", rows=tuple(_layout(recipe, plan))),
-        ProposalPart(title="Storage", rows=tuple(_storage(recipe, plan))),
-        ProposalPart(title="Checkpoints", rows=tuple(_checkpoints(recipe, plan))),
+        _part("Layout", _layout(recipe, plan)),
+        _part("Storage", _storage(recipe, plan)),
+        _part("Checkpoints", _checkpoints(recipe, plan)),
         _risks(plan),
         _sources(recipe, plan),
-    ]
+    )
     title = f"Computing time for {recipe.name} on {recipe.cluster.name}"
-    return Proposal(title=title, why=recipe.why, sections=tuple(sections))
+    return ReportDocument(kind="Proposal", title=title, why=recipe.why, sections=sections)
+
+
+def _part(
+    title: str,
+    rows: Iterable[Row],
+    notes: Sequence[str] = (),
+    columns: Row = ("", "value", "source"),
+) -> ReportSection:
+    grid = Grid(columns=columns, rows=tuple(rows), text_columns=3, kind="bill")
+    return ReportSection(title, (grid, *notes))
 
 
 def _stated(recipe: Recipe, key: str, source: str = RECIPE) -> str:
@@ -88,11 +100,10 @@ def _budget(recipe: Recipe) -> Iterator[Row]:
     yield "tokens a sequence", f"{budget.sequence_length:,}", RECIPE
 
 
-def _compute(recipe: Recipe, plan: Plan) -> ProposalPart:
+def _compute(recipe: Recipe, plan: Plan) -> ReportSection:
     if plan.bill is None or plan.rates is None:
         row = ("device-hours", NOT_KNOWN, "no plan: see Risks")
-        return ProposalPart(title="Computing time", rows=(row,))
-    rows = tuple(_bill(recipe, plan, plan.bill, plan.rates))
+        return _part("Computing time", [row])
     factor = plan.rates.step_seconds_high / plan.rates.step_seconds
     notes = [
         "The upper end takes each step for as long as the plan's range allows, "
@@ -102,7 +113,7 @@ def _compute(recipe: Recipe, plan: Plan) -> ProposalPart:
         notes.append(
             "No failure is in these figures: the profile does not say how often nodes fail."
         )
-    return ProposalPart(title="Computing time", rows=rows, notes=tuple(notes))
+    return _part("Computing time", _bill(recipe, plan, plan.bill, plan.rates), notes)
 
 
 def _bill(recipe: Recipe, plan: Plan, bill: CostEstimate, time: PlannedTime) -> Iterator[Row]:
@@ -181,7 +192,7 @@ def _checkpoints(recipe: Recipe, plan: Plan) -> Iterator[Row]:
         yield "copied to", policy.copy_to, RECIPE
 
 
-def _risks(plan: Plan) -> ProposalPart:
+def _risks(plan: Plan) -> ReportSection:
     rows = list[Row]()
     if plan.memory.verdict != "fits":
         rows.append(("memory", plan.memory.verdict.replace("_", " "), PLAN))
@@ -193,11 +204,10 @@ def _risks(plan: Plan) -> ProposalPart:
         for name, item in plan.recipe.assumed.items()
     ]
     columns = ("", "risk", "the way out, or why it was assumed")
-    title = "Risks, and what nobody has measured"
-    return ProposalPart(title=title, rows=tuple(rows), columns=columns)
+    return _part("Risks, and what nobody has measured", rows, columns=columns)
 
 
-def _sources(recipe: Recipe, plan: Plan) -> ProposalPart:
+def _sources(recipe: Recipe, plan: Plan) -> ReportSection:
     rows: Sequence[Row] = [
         (name, f"{numbers.exact(item.value)} {item.unit}", item.source)
         for name, item in recipe.published.items()
@@ -208,7 +218,7 @@ def _sources(recipe: Recipe, plan: Plan) -> ProposalPart:
         error = fitted.time_error.held_out.median
         how = f"calibrated on {fitted.fitted_on}, off by a median of {error:.1%}"
     notes = (f"The plan: {how}.", f"Fingerprint of the recipe: {compute_fingerprint(recipe)}.")
-    return ProposalPart(title="Published figures", rows=tuple(rows), notes=notes)
+    return _part("Published figures", rows, notes)
 
 
 def _storage(recipe: Recipe, plan: Plan) -> Iterator[Row]:
@@ -247,7 +257,7 @@ def _bytes(count: float) -> str:
     return f"{count / TERA:,.2f} TB" if count >= TERA else f"{count / GIGA:,.1f} GB"
 
 
-def _whole_tree(plan: Plan) -> ProposalPart:
+def _whole_tree(plan: Plan) -> ReportSection:
     """Lay out the sums of a trunk and its children, then a row a node."""
     tree, time, rows = plan.children, plan.rates, list[Row]()
     assert tree is not None, "only who has children asks"
@@ -269,5 +279,4 @@ def _whole_tree(plan: Plan) -> ProposalPart:
         if tree.nodes[name].kind == "run":
             said = ", ".join(f"{text} {unit}" for text, unit in named)
         rows.append((f"{name}: {kind}{after}", said, _OWN_STEPS))
-    title = "The whole tree"
-    return ProposalPart(title=title, rows=tuple(rows), notes=(f"{longest_way(tree)}.",))
+    return _part("The whole tree", rows, [f"{longest_way(tree)}."])
