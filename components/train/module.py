@@ -182,6 +182,9 @@ class Pretraining(LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: StepBatch, batch_idx: int) -> None:
         self._position_data()
+        if self.verdict is None and self.last is not None:
+            # One name alone, each costs 0.1 ms: loggers get the whole record from a callback.
+            self.log("loss", self.last.loss, prog_bar=True, logger=False, batch_size=1)
 
     def _position_data(self) -> None:
         """Let the next batch be of the step after the last one that was taken."""
@@ -285,8 +288,6 @@ class Pretraining(LightningModule):
             mtp_loss=agreed.mtp_loss if self.recipe.shape.mtp else None,
         )
         self.stopping = agreed.stop
-        # One name alone, each costs 0.1 ms: loggers get the whole record from a callback.
-        self.log("loss", agreed.loss, prog_bar=True, logger=False, batch_size=1)
 
     def on_validation_epoch_start(self) -> None:
         sources = len(self.data.sources)

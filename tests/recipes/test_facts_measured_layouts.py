@@ -20,6 +20,8 @@ from tests.recipes.test_facts_studies import (
     published,
 )
 
+FLASH, MATH = ("flash",), ("math",)
+
 
 def test_layouts_of_7b_models_on_jean_zay() -> None:
     """Each of the 41 rows, and what the file leaves out: replicas, shapes, tokens."""
@@ -78,7 +80,7 @@ def test_flash_attention_in_gpt_3() -> None:
         ("2.7B", 8_192): (80, 225),
     }
     assert published("flash_gpt3", "size", length, backends) == [
-        (*point, "[flash]", pytest.approx(fast / slow, rel=3e-4))
+        (*point, FLASH, pytest.approx(fast / slow, rel=3e-4))
         for point, (slow, fast) in rates.items()
     ]
     study = listed("flash_gpt3")
@@ -101,9 +103,9 @@ def test_flash_attention_in_teuken_as_the_study_says() -> None:
             assert plan.time is not None
             length, backends = (point[key] for key in keys)
             rates[length, backends] = 1 / plan.time.total
-            if (length, backends) == (4_096, "[math]"):
+            if (length, backends) == (4_096, MATH):
                 assert f"{plan.memory.peak / 2**30:.0f} GiB" in why
-    said = [f"{rates[n, '[flash]'] / rates[n, '[math]']:.2f}" for n in (2_048, 4_096, 8_192)]
+    said = [f"{rates[n, FLASH] / rates[n, MATH]:.2f}" for n in (2_048, 4_096, 8_192)]
     assert f"{said[0]}, {said[1]} and {said[2]} times" in why
 
 
