@@ -116,11 +116,11 @@ def stream_lines(file: Path, broken: list[str]) -> Iterator[Line]:
                 broken.append(where)
 
 
-def lines_from_end(file: Path, *, skipped: bytes | None = None) -> Iterator[dict[str, Any]]:
+def lines_from_end(file: Path, *, skipped: tuple[bytes, ...] = ()) -> Iterator[dict[str, Any]]:
     """Yield the records of a file, the last one first, and read no more than is asked for.
 
-    Lines that start with ``skipped`` are not parsed, except for the first one of each block:
-    by it a caller knows how far back it is.
+    Lines that start with one of ``skipped`` are not parsed, except for the first line of each
+    block, which tells a caller how far back it is.
 
     Raises:
         RecipeError: the file cannot be read, or a line that is parsed is no record of a run.
@@ -135,7 +135,7 @@ def lines_from_end(file: Path, *, skipped: bytes | None = None) -> Iterator[dict
             rest = lines.pop(0) if begin else b""  # its beginning is in the block before
             _check_length(rest, where)
             for number, raw in reversed([*enumerate(lines)]):
-                is_parsed = number == 0 or skipped is None or not raw.startswith(skipped)
+                is_parsed = number == 0 or not raw.startswith(skipped)
                 if is_parsed and (record := _parsed(raw)) is not None:
                     yield _check_line(record, where)
 

@@ -97,7 +97,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         FaultInjection(folder=folder, faults=recipe.guard.inject, rank=rank),
         *(stop, energy, metrics, graphs),
         *(ValidationByTokens(), checkpoints, display),
-        BadStepGuard(checkpoints=checkpoints, journal=journal, metrics=metrics, data=data),
+        BadStepGuard(checkpoints=checkpoints, journal=journal, metrics=metrics),
         *([] if collect == "never" else [GarbageCollection(every_steps=collect)]),
     ]
     with interrupts_pass():

@@ -17,14 +17,8 @@ from components.run.event_log import ClockReading, append_line, run_time
 from components.run.history import lines_from_end
 from components.train.step_metrics import StepRecord
 
-try:
-    import torch.utils.tensorboard  # noqa: F401
-except ImportError:  # a machine's own packages may lack tensorboard
-    HAS_TENSORBOARD = False
-else:
-    HAS_TENSORBOARD = True
-
-STEP_LINE = b'{"kind": "step"'  # how the lines begin of which there is one for each step
+# The first bytes of records that a run may write at every step.
+STEP_LINES = (b'{"kind": "step"', b'{"kind": "logged"')
 MOST_SPEEDS = 10_000  # steps whose median is the speed of a run
 # What records have is not logged again.
 RECORDED = {field.name for field in fields(StepRecord)} | {
@@ -82,7 +76,7 @@ class MetricsFile(Logger):
 
     def earlier_records(self) -> Iterator[dict[str, Any]]:
         """Yield what earlier processes recorded, but for steps, newest first."""
-        return lines_from_end(self.file, skipped=STEP_LINE) if self.writes else iter(())
+        return lines_from_end(self.file, skipped=STEP_LINES) if self.writes else iter(())
 
 
 class TensorBoardCurves(TensorBoardLogger):
@@ -132,11 +126,13 @@ def _drop_writer_errors(failure: threading.ExceptHookArgs) -> None:
 
 def make_loggers(metrics: MetricsFile) -> list[Logger]:
     """Return the loggers of a run folder: its metrics, and curves where TensorBoard is."""
-    if HAS_TENSORBOARD:
-        return [metrics, TensorBoardCurves(metrics.file.parent / "tensorboard")]
-    if metrics.writes:
-        _log.warning("no curves: tensorboard is not installed; metrics.jsonl has them all")
-    return [metrics]
+    try:
+        import torch.utils.tensorboard  # noqa: F401, optional: Lightning imports it at the first point
+    except ImportError:
+        if metrics.writes:
+            _log.warning("no curves: tensorboard is not installed; metrics.jsonl has them all")
+        return [metrics]
+    return [metrics, TensorBoardCurves(metrics.file.parent / "tensorboard")]
 
 
 def recent_speeds(file: Path, *, after_step: int) -> list[float]:

@@ -16,7 +16,6 @@ from components.fault_tolerance.soft_failure import NotFiniteError
 from components.run.event_log import EventLog, Kind, node_name
 from components.train.callbacks.checkpoints import Checkpoints
 from components.train.callbacks.run_metrics import RunMetrics
-from components.train.datamodule import PretrainingData
 from components.train.module import Pretraining
 
 MOST_NAMED = 8
@@ -29,7 +28,6 @@ class BadStepGuard(Callback):
     checkpoints: Checkpoints
     journal: EventLog
     metrics: RunMetrics
-    data: PretrainingData
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
         self._began = time.perf_counter()
@@ -45,7 +43,7 @@ class BadStepGuard(Callback):
         steps = module.recipe.guard.roll_back.skip_steps if goes_back else 1
         bad = module.progress.step + 1
         first = max(0, bad - steps)
-        window = self.data.batches.window(first, bad)
+        window = module.data.batches.window(first, bad)
         evidence = {**verdict.evidence, "rule": verdict.rule, "bad_step": bad, "window": window}
         if verdict.rule == "non_finite":
             evidence["found_by"] = found_by(module)[:MOST_NAMED]

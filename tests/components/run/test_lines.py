@@ -142,7 +142,7 @@ def test_lines_that_are_skipped_still_tell_once_a_block_how_far_back_they_are(
     monkeypatch.setattr(history, "BLOCK_BYTES", 10_000)
     lines = [event("start", 0.0), *(step(number) for number in range(1, 1_000))]
     file = write(tmp_path / "metrics.jsonl", *lines)
-    found = [one["step"] for one in lines_from_end(file, skipped=b'{"kind": "step"')]
+    found = [one["step"] for one in lines_from_end(file, skipped=(b'{"kind": "step"',))]
     assert found == sorted(found, reverse=True)
     assert len(found) == -(-file.stat().st_size // 10_000)
     assert found[-1] == 0

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from components.checkpoint.metadata import RunProgress
+from components.energy.counters import EnergyReading
 from components.errors import RecipeError
 from components.fault_tolerance.faults import fill_up
 from components.run.history import read_lines
@@ -25,6 +26,15 @@ def test_a_measurement_for_which_there_is_no_room_says_so(tmp_path: Path) -> Non
         metrics.record_held_out(RunProgress(step=1, tokens=10), {"de": 2.0}, {"de": 1.0}, 0.5)
     metrics.record_held_out(RunProgress(step=2, tokens=20), {"de": 1.0}, {"de": 1.0}, 0.5)
     assert [line["step"] for line in read_lines(file)] == [2]
+
+
+def test_numbers_that_a_callback_logs_at_every_step_hide_no_energy(tmp_path: Path) -> None:
+    metrics = metrics_in(tmp_path)
+    used = EnergyReading(joules=50.0, counted_seconds=1.0, passed_seconds=1.0)
+    metrics.energy(RunProgress(step=1, tokens=10), used, used)
+    for step in range(2, 2_000):
+        metrics.file.record("logged", RunProgress(step=step, tokens=10 * step), {"mine": 1.0})
+    assert metrics_in(tmp_path).energy_used["devices"].joules == 50.0
 
 
 def test_an_evaluation_has_both_means_in_its_record(tmp_path: Path) -> None:
