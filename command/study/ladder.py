@@ -57,16 +57,16 @@ def read_ladder(arguments: Arguments, recipe: Recipe) -> LadderResult:
     if arguments.study is None:
         raise RecipeError("study", "no ladder is named", "write study=ladder")
     words = [f"study={arguments.study}", "action=report"]
-    asked = ask(words if arguments.run is None else [*words, f"run={arguments.run}"])
-    study = asked.study
+    request = ask(words if arguments.run is None else [*words, f"run={arguments.run}"])
+    study = request.study
     if not isinstance(study, LadderStudy):
         remedy = "write study=ladder, or a file with ladder: (docs/scaling.md)"
         raise RecipeError("study", f"{study.name} is no ladder", remedy)
-    rows = finished_runs(asked, study)
+    rows = finished_runs(request, study)
     active, tokens = non_embedding(recipe), recipe.budget.total_tokens
     prediction, law = predict(rows, active, tokens)
     best, missed = _by_budgets(study, rows, FLOPS_PER_PARAMETER * active * tokens)
-    small = read_recipe(asked.folder_of(study.points[-1]) / "recipe.json")
+    small = read_recipe(request.folder_of(study.points[-1]) / "recipe.json")
     return LadderResult(
         study=study,
         recipe=recipe,
@@ -84,7 +84,7 @@ def non_embedding(recipe: Recipe) -> int:
     return counted.active - counted.embedding
 
 
-def finished_runs(asked: StudyRequest, study: LadderStudy) -> list[LadderRow]:
+def finished_runs(request: StudyRequest, study: LadderStudy) -> list[LadderRow]:
     """List parameters, tokens and loss of each run, and whether it is held out of the fit.
 
     Raises:
@@ -92,16 +92,16 @@ def finished_runs(asked: StudyRequest, study: LadderStudy) -> list[LadderRow]:
     """
     rows = []
     for point in study.points:
-        ending = result_in(asked, point)
+        ending = result_in(request, point)
         if ending is not None and ending.figure is not None:
-            size = _checked_size(asked.folder_of(point), point)
+            size = _checked_size(request.folder_of(point), point)
             tokens = int(ending.found["tokens"])
             rows.append((size, tokens, ending.figure, study.is_held_out(point)))
     if len(rows) < len(study.points):
         problem = f"{len(rows)} of {len(study.points)} runs of {study.name} have a loss in"
-        train = command_line("-m", f"study={asked.given}")
+        train = command_line("-m", f"study={request.given}")
         remedy = f"train them: {train}; or name their run=FOLDER"
-        raise RecipeError("study", f"{problem} {asked.folder}", remedy)
+        raise RecipeError("study", f"{problem} {request.folder}", remedy)
     return rows
 
 

@@ -32,49 +32,51 @@ def run_study(words: Sequence[str]) -> Status:
     Raises:
         RecipeError: the study, or a word beside it, is wrong.
     """
-    asked = ask(words)
-    if isinstance(asked.study, ListedStudy):
-        return try_points(asked, asked.study)
-    if asked.action == "report":
+    request = ask(words)
+    if isinstance(request.study, ListedStudy):
+        return try_points(request, request.study)
+    if request.action == "report":
         remedy = "action=report runs=[...] compares its runs"
-        raise RecipeError("action", f"{asked.study.name} searches: it has no figure", remedy)
+        raise RecipeError("action", f"{request.study.name} searches: it has no figure", remedy)
     from command.study.search import search_points  # slow: optuna
 
-    return search_points(asked, asked.study)
+    return search_points(request, request.study)
 
 
-def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
+def try_points(request: StudyRequest, study: ListedStudy) -> Status:
     """Plan all points, run them unless plans are all that is asked for, and say what came out.
 
     Raises:
         RecipeError: the page has no place, or a result lacks what is compared.
     """
-    plans = [runs.plan_point(asked, point) for point in study.points]
+    plans = [runs.plan_point(request, point) for point in study.points]
     ended = [PENDING for _ in study.points]  # a plan needs no run
     try:
-        if asked.action == "report":
-            ended = [result_in(asked, point) or PENDING for point in study.points]
+        if request.action == "report":
+            ended = [result_in(request, point) or PENDING for point in study.points]
         else:
-            runner = runs.runner_of(asked)  # refuses what no plan knows
-            ended = ended if asked.action == "plan" else run_points(study, runner)
+            runner = runs.runner_of(request)  # refuses what no plan knows
+            ended = ended if request.action == "plan" else run_points(study, runner)
     except KeyboardInterrupt:
-        say(f"stopped; the same command goes on. Kept in {asked.folder}")
+        say(f"stopped; the same command goes on. Kept in {request.folder}")
         return Status.STOPPED
     tried = _results(study, plans, ended)
-    found = [*plans, *ended] if asked.action in {"plan", "report"} else ended
+    found = [*plans, *ended] if request.action in {"plan", "report"} else ended
     known = any(one.figure is not None for one in found)
-    if asked.action == "report":
-        tell(str(_write_page(asked, study, tried, known=known)))
+    if request.action == "report":
+        tell(str(_write_page(request, study, tried, known=known)))
     else:
-        print_result(asked.output, _as_json(study, tried), lambda: _print(asked, study, tried))
+        print_result(
+            request.output, _as_json(study, tried), lambda: _print(request, study, tried)
+        )
         if not known:
             say(f"no point has a figure: {_first_reason(tried)}")
     return Status.DONE if known else Status.WRONG_INPUT
 
 
-def plan_points(asked: StudyRequest, study: ListedStudy) -> list[PointResult]:
+def plan_points(request: StudyRequest, study: ListedStudy) -> list[PointResult]:
     """Plan every point and run none; figures are divided by the baseline's."""
-    plans = [runs.plan_point(asked, point) for point in study.points]
+    plans = [runs.plan_point(request, point) for point in study.points]
     return _results(study, plans, [PENDING for _ in plans])
 
 
@@ -116,22 +118,22 @@ def _columns(
 
 
 def _write_page(
-    asked: StudyRequest, study: ListedStudy, tried: Sequence[PointResult], *, known: bool
+    request: StudyRequest, study: ListedStudy, tried: Sequence[PointResult], *, known: bool
 ) -> Path:
     """Write the page, but none without a figure.
 
     Raises:
         RecipeError: no point of the study has a plan or a run, or the page has no place.
     """
-    check_destination(asked.page)
+    check_destination(request.page)
     if not known:
         problem = f"no point of {study.name} has a figure: {_first_reason(tried)}"
         way = "run its points first: -m before study=, without action=report"
-        if f"cluster={study.cluster}" not in asked.words:
+        if f"cluster={study.cluster}" not in request.words:
             way = f"leave cluster= out: its points are planned on {study.cluster}"
         raise RecipeError("study", problem, way)
     check_plotly("action")
-    return write_study(study, tried, asked.changed, asked.page)
+    return write_study(study, tried, request.changed, request.page)
 
 
 def _first_reason(tried: Sequence[PointResult]) -> str:
@@ -177,7 +179,7 @@ def _as_json(study: ListedStudy, tried: list[PointResult]) -> Mapping[str, Any]:
     }
 
 
-def _print(asked: StudyRequest, study: ListedStudy, tried: list[PointResult]) -> None:
+def _print(request: StudyRequest, study: ListedStudy, tried: list[PointResult]) -> None:
     grid = study_grid(study, tried)
     table = Table(box=None)
     for column in grid.columns:
@@ -190,6 +192,6 @@ def _print(asked: StudyRequest, study: ListedStudy, tried: list[PointResult]) ->
     out.print(table)
     out.print(f"published by {study.published.source}")
     out.print(f"counted: {study.published.convention}")
-    if asked.changed:
-        out.print(f"changed by {' '.join(asked.changed)}: published is the file's study")
+    if request.changed:
+        out.print(f"changed by {' '.join(request.changed)}: published is the file's study")
     out.print(summary(tried))

@@ -79,14 +79,14 @@ def measures_tokenizers(study: SearchStudy | ListedStudy) -> bool:
     return isinstance(study, ListedStudy) and study.measures == "tokenizers"
 
 
-def result_in(asked: StudyRequest, point: Point) -> PointOutcome | None:
+def result_in(request: StudyRequest, point: Point) -> PointOutcome | None:
     """Read the figure of a point's run that has finished; nothing of one that has not.
 
     Raises:
         RecipeError: it finished without such a figure.
     """
-    run, key = asked.folder_of(point), str(asked.study.objective.measured)
-    if measures_tokenizers(asked.study):
+    run, key = request.folder_of(point), str(request.study.objective.measured)
+    if measures_tokenizers(request.study):
         return counted_in(run, key)
     file = run / "results.json"
     if not file.is_file():

@@ -82,12 +82,14 @@ def ask(words: Sequence[str]) -> StudyRequest:
             remedy = f"leave {key} out, or change it in a file of your own"
             raise RecipeError(key, f"the study {study.name} varies it", remedy)
     check_recipe_words(varied(study), file.name)
-    asked = _asked(study, name, arguments, tuple(w for w in words if not w.startswith(MINE)))
-    check_words(asked.action, [*keys_of(arguments.words), OF_STUDY])
-    return asked
+    request = _make_request(
+        study, name, arguments, tuple(w for w in words if not w.startswith(MINE))
+    )
+    check_words(request.action, [*keys_of(arguments.words), OF_STUDY])
+    return request
 
 
-def _asked(
+def _make_request(
     study: SearchStudy | ListedStudy,
     given: str,
     arguments: Arguments,

@@ -50,47 +50,47 @@ from components.terminal import say
 Runner = Callable[[Point], Poll]
 
 
-def runner_of(asked: StudyRequest) -> Runner:
+def runner_of(request: StudyRequest) -> Runner:
     """Choose by the action.
 
     Raises:
         RecipeError: plans are asked for, and none knows what the study compares.
     """
-    objective = asked.study.objective
-    if asked.action == "plan" and objective.planned is None:
+    objective = request.study.objective
+    if request.action == "plan" and objective.planned is None:
         remedy = "run it: leave action=plan out"
         raise RecipeError("action", f"no plan knows {objective.measured}", remedy)
-    if asked.action == "plan":
-        return partial(_plan, asked)
+    if request.action == "plan":
+        return partial(_plan, request)
     if objective.measured is None:
         problem = f"no run measures {objective.planned}"
         raise RecipeError("action", problem, "plan it: action=plan")
-    if measures_tokenizers(asked.study):
-        return partial(count_point, asked)
-    return partial(_train if asked.action == "train" else _submit, asked)
+    if measures_tokenizers(request.study):
+        return partial(count_point, request)
+    return partial(_train if request.action == "train" else _submit, request)
 
 
-def _plan(asked: StudyRequest, point: Point) -> Poll:
-    planned = plan_point(asked, point)
+def _plan(request: StudyRequest, point: Point) -> Poll:
+    planned = plan_point(request, point)
     return lambda: replace(planned, figure=None) if planned.why else planned
 
 
-def _train(asked: StudyRequest, point: Point) -> Poll:
+def _train(request: StudyRequest, point: Point) -> Poll:
     """Train a point, or continue its run; an interrupted run interrupts the study.
 
     Raises:
         RecipeError: the run in its folder has another recipe.
     """
-    arguments, path = asked.arguments_of(point), asked.folder_of(point)
+    arguments, path = request.arguments_of(point), request.folder_of(point)
     recipe = compose_recipe(arguments)  # a point that is refused leaves nothing behind
     if (path / "recipe.json").exists():
         check_continues(read_recipe(path / "recipe.json"), recipe, path)
-    if result_in(asked, point) is None:
+    if result_in(request, point) is None:
         ended = train_run(arguments, path)
-        share_script(asked.folder)  # for later pages; a refused point has written nothing
+        share_script(request.folder)  # for later pages; a refused point has written nothing
         if ended.status in {Status.STOPPED, Status.INTERRUPTED}:
             raise KeyboardInterrupt
-    return lambda: result_in(asked, point) or PointOutcome(None, "did not finish")
+    return lambda: result_in(request, point) or PointOutcome(None, "did not finish")
 
 
 def train_run(arguments: Arguments, path: Path) -> ActionResult:
@@ -108,29 +108,29 @@ def train_run(arguments: Arguments, path: Path) -> ActionResult:
 class SubmittedRun:
     """A run in the scheduler's hands; of such its queue takes ``most`` of one user together."""
 
-    asked: StudyRequest
+    request: StudyRequest
     point: Point
     most: int | None
 
     def __call__(self) -> PointOutcome | None:
         """Ask how it ended; nothing as long as it has not."""
-        path = self.asked.folder_of(self.point)
+        path = self.request.folder_of(self.point)
         status = status_of(path, scheduler_for(read_recipe(path / "recipe.json").cluster))
         if status.queued is None or status.queued:  # the scheduler is silent, or busy
             return None
         ended = PointOutcome(None, f"{status.state}: {status.why}")
-        return result_in(self.asked, self.point) or ended
+        return result_in(self.request, self.point) or ended
 
 
-def _submit(asked: StudyRequest, point: Point) -> Poll:
+def _submit(request: StudyRequest, point: Point) -> Poll:
     """Submit a point; a run that was submitted before is left as it is, however it ended."""
-    arguments, path = asked.arguments_of(point), asked.folder_of(point)
+    arguments, path = request.arguments_of(point), request.folder_of(point)
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
     settings = job_settings(recipe, user, repository=ROOT, run=path)
     if (checked := check_submission(recipe, arguments, path)) is not None:
         submit_run(checked, after=None)
-    return SubmittedRun(asked, point, settings.runs_at_once)
+    return SubmittedRun(request, point, settings.runs_at_once)
 
 
 def check_submission(recipe: Recipe, arguments: Arguments, path: Path) -> CheckedRun | None:
@@ -155,22 +155,24 @@ def check_submission(recipe: Recipe, arguments: Arguments, path: Path) -> Checke
     return check_run(recipe, arguments, path)
 
 
-def plan_point(asked: StudyRequest, point: Point) -> PointOutcome:
+def plan_point(request: StudyRequest, point: Point) -> PointOutcome:
     """Plan a point; what is refused has no figure, but a layout that does not fit has one."""
-    key = asked.study.objective.planned
-    if key is None and not (isinstance(asked.study, ListedStudy) and asked.study.needs_plans):
+    key = request.study.objective.planned
+    if key is None and not (
+        isinstance(request.study, ListedStudy) and request.study.needs_plans
+    ):
         return PENDING
     try:
-        tree, why = _planned(asked, point)
+        tree, why = _planned(request, point)
         figure = None if key is None else read_figure(tree, key, "objective.planned")
         return PointOutcome(figure, why, tree)
     except RecipeError as error:
         return refused(error)
 
 
-def _planned(asked: StudyRequest, point: Point) -> tuple[Mapping[str, Any], str]:
+def _planned(request: StudyRequest, point: Point) -> tuple[Mapping[str, Any], str]:
     """Give a plan's JSON with what the recipe derives, and why its layout does not fit."""
-    recipe = compose_recipe(asked.arguments_of(point))
+    recipe = compose_recipe(request.arguments_of(point))
     plan = plan_recipe(recipe)
     unfit = plan.memory.verdict == "does_not_fit"
     why = f"does not fit: {plan.memory.peak_bytes / 2**30:.1f} GiB a device" if unfit else ""

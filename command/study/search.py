@@ -66,8 +66,8 @@ def _draw(study: SearchStudy, trials: optuna.Study) -> Iterator[tuple[int, Point
         yield trial.number, _point(study, trial.params)
     space = {key: distribution_of(values) for key, values in study.space.items()}
     while len(_tried(trials)) < study.search.trials:
-        asked = trials.ask(space)
-        yield asked.number, _point(study, asked.params)
+        suggested = trials.ask(space)
+        yield suggested.number, _point(study, suggested.params)
 
 
 def _point(study: SearchStudy, params: Mapping[str, Any]) -> Point:
@@ -138,24 +138,24 @@ def _print(study: SearchStudy, trials: optuna.Study, published: float | None) ->
     out.print(f"{tried} trials: {len(best)} points with a figure, {without} trials without")
 
 
-def search_points(asked: StudyRequest, study: SearchStudy) -> Status:
+def search_points(request: StudyRequest, study: SearchStudy) -> Status:
     """Search until the study has its trials, and print what was found.
 
     Raises:
         RecipeError: no plan knows what is compared, or a result lacks it.
     """
-    planned = asked.action == "plan"
-    trials = _open_trials(study, None if planned else asked.folder / JOURNAL)
-    start, published = runner_of(asked), None
+    planned = request.action == "plan"
+    trials = _open_trials(study, None if planned else request.folder / JOURNAL)
+    start, published = runner_of(request), None
     try:
         run_all(start, _draw(study, trials), partial(_close, trials), study.search)
     except KeyboardInterrupt:
-        say(f"stopped; the same command goes on. Kept in {asked.folder}")
+        say(f"stopped; the same command goes on. Kept in {request.folder}")
         return Status.STOPPED
     if planned and study.published.keys() == study.space.keys():
         ended = start(study.published)()
         published = ended.figure if ended else None
     tree = _as_json(study, trials, published)
-    print_result(asked.output, tree, lambda: _print(study, trials, published))
+    print_result(request.output, tree, lambda: _print(study, trials, published))
     found = trials.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     return Status.DONE if found else Status.WRONG_INPUT

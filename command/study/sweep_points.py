@@ -73,8 +73,10 @@ def submits(points: Sequence[Sequence[str]]) -> bool:
         RecipeError: some points are for a scheduler, and others are not.
     """
     given = [dict(word.partition("=")[::2] for word in words) for words in points]
-    asked = {(one.get("action", "auto"), one.get("cluster", HERE)) for one in given}
-    found = {one == "submit" or (one == "auto" and _queues(name)) for one, name in asked}
+    given_actions = {(one.get("action", "auto"), one.get("cluster", HERE)) for one in given}
+    found = {
+        one == "submit" or (one == "auto" and _queues(name)) for one, name in given_actions
+    }
     if len(found) > 1:
         problem = "some points are for a scheduler, and others are not"
         raise RecipeError("cluster", problem, "write a command for each kind")

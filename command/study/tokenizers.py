@@ -12,15 +12,15 @@ from components.terminal import say
 from data_prep.fertility import EVERY, measure_tokenizer
 
 
-def count_point(asked: StudyRequest, point: Point) -> Poll:
+def count_point(request: StudyRequest, point: Point) -> Poll:
     """Train the tokenizer of a point into its folder and count, unless that was done before.
 
     Raises:
         RecipeError: a source without text, or too little text for the vocabulary.
     """
-    folder = asked.folder_of(point)
+    folder = request.folder_of(point)
     if not (folder / COUNTS).is_file():
-        recipe = compose_recipe(asked.arguments_of(point))
+        recipe = compose_recipe(request.arguments_of(point))
         say(f"tokenizer: {folder.name}")
         folder.mkdir(parents=True, exist_ok=True)
         found = measure_tokenizer(
@@ -34,5 +34,5 @@ def count_point(asked: StudyRequest, point: Point) -> Poll:
         )
         with replace_atomically(folder / COUNTS) as file:
             file.write(json.dumps(found, indent=1).encode() + b"\n")
-    key = str(asked.study.objective.measured)
+    key = str(request.study.objective.measured)
     return lambda: counted_in(folder, key)
