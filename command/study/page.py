@@ -1,4 +1,4 @@
-"""The page of a listed study, one HTML file: the paper's figure drawn anew, and all points."""
+"""The page of a listed study: the paper's figure drawn again, and all points."""
 
 from collections.abc import Iterator, Sequence
 from math import ceil, floor, log10
@@ -8,8 +8,15 @@ from typing import Any
 from command.study.point_results import PointResult, median_deviation, study_grid, summary
 from command.study.schema import ListedStudy, as_scalar, point_text
 from components.report import numbers
+from components.report.document import (
+    CodeBlock,
+    Figure,
+    ReportDocument,
+    ReportSection,
+    write_document,
+)
 from components.report.figures import PlotlyFigure, colour, empty_figure
-from components.report.html import check_destination, figure_html, render_template, write_page
+from components.report.html import check_destination
 from components.report.tables import Card
 
 SYMBOLS = {"published": "circle", "planned": "circle-open", "measured": "diamond"}
@@ -24,16 +31,55 @@ def write_study(
         RecipeError: the destination is a folder.
     """
     check_destination(destination)
-    parts = {
-        "study": study,
-        "changed": changed,
-        "baseline": point_text(study.baseline),
-        "summary": summary(tried),
-        "cards": _cards(tried),
-        "chart": figure_html("study", study_figure(study, tried)),
-        "table": study_grid(study, tried),
-    }
-    return write_page(render_template("study_page.html.j2", parts), destination)
+    return write_document(study_document(study, tried, changed), destination)
+
+
+def study_document(
+    study: ListedStudy, tried: Sequence[PointResult], changed: Sequence[str]
+) -> ReportDocument:
+    """Describe what is published, planned and measured of each point."""
+    axes, published = study.figure, study.published
+    changed_words = (
+        f"Planned and measured with {' '.join(changed)}; what is published is of the study as "
+        "its file has it."
+    )
+    marks = (
+        "Filled: published. Open, dotted line: planned; a cross where the plan does not fit. "
+        f"Diamonds: measured in runs of this study. Published by {published.source}; unit: "
+        f"{published.unit}. Counted: {published.convention}."
+    )
+    label = f"{axes.y_title} over {axes.x_title}; the table below has the numbers"
+    chart = Figure("study", lambda: study_figure(study, tried), label)
+    return ReportDocument(
+        kind=f"Study · {axes.of}",
+        title=axes.title,
+        why=study.why,
+        tags=((study.recipe, ""), (study.cluster, "")),
+        notices=(changed_words,) if changed else (),
+        cards=_cards(tried),
+        sections=(
+            ReportSection("Published, planned, measured", (chart,), marks),
+            ReportSection("Every point", (study_grid(study, tried),), _points(study, tried)),
+            ReportSection("Again", (CodeBlock("\n".join(_commands(study))),)),
+        ),
+        is_wide=True,
+    )
+
+
+def _points(study: ListedStudy, tried: Sequence[PointResult]) -> str:
+    objective, baseline = study.objective, point_text(study.baseline)
+    quantity = f"Measured: `{objective.measured}`"
+    if objective.planned:
+        quantity = f"Planned: `{objective.planned}` of the plan"
+    divided = f", divided by that of {baseline}" if baseline else ""
+    return f"{summary(tried)}. {quantity}{divided}."
+
+
+def _commands(study: ListedStudy) -> Iterator[str]:
+    if study.objective.planned:
+        yield f"python run.py -m study={study.name} action=plan"
+    yield f"python run.py -m study={study.name}"
+    yield f"python run.py action=report study={study.name}"
 
 
 def _cards(tried: Sequence[PointResult]) -> tuple[Card, ...]:
@@ -53,7 +99,6 @@ def study_figure(study: ListedStudy, tried: Sequence[PointResult]) -> PlotlyFigu
     """Draw published as filled marks, planned as open ones on a line, measured as diamonds."""
     axes = study.figure
     figure = empty_figure(axes.x_title, axes.y_title, height=440)
-    figure.update_layout(margin={"t": 60})
     figure.update_yaxes(exponentformat="none", rangemode="tozero")
     numeric = all(not isinstance(_place(study, one), str) for one in tried)
     if not numeric:

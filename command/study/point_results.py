@@ -101,7 +101,7 @@ def study_grid(study: ListedStudy, tried: Sequence[PointResult]) -> Grid:
                 *((one.why,) * noted),
                 *((quote.place if quote else "",) * quoted),
             ))
-    return Grid(columns=columns, rows=rows)
+    return Grid(columns=columns, rows=rows, kind="study")
 
 
 def _differing(study: ListedStudy) -> list[str]:

@@ -198,7 +198,7 @@ def mixture_grid(entries: Sequence[ReportEntry]) -> Grid:
             holders.setdefault(column(one, *_DRAWN["drawn"]), []).append(entry.label)
         columns = {together(labels, entries): cells for cells, labels in holders.items()}
     rows = list(zip(names, *columns.values(), strict=True))
-    return Grid(columns=("source", *columns), rows=rows)
+    return Grid(columns=("source", *columns), rows=rows, kind="figures", fold="sources")
 
 
 def data_grid(sections: Sequence[Mapping[str, Any]]) -> Grid:
@@ -209,7 +209,23 @@ def data_grid(sections: Sequence[Mapping[str, Any]]) -> Grid:
         figures = {card.title: card.value for card in section["cards"]}
         cells = (figures.get(head, numbers.ABSENT) for head in heads)
         rows.append((section["folder"], section["runs"], section["key"][:12], *cells))
-    return Grid(columns=("prepared in", "runs", "key", *heads), rows=rows, text_columns=3)
+    columns = ("prepared in", "runs", "key", *heads)
+    return Grid(columns=columns, rows=rows, text_columns=3, kind="figures")
+
+
+def data_section(entries: Sequence[ReportEntry]) -> ReportSection:
+    """Give the figures of a run's data, or compare those of several runs."""
+    found = data_sections(entries)
+    if len(entries) > 1 or not found:
+        return ReportSection("Data", (data_grid(found),))
+    [data] = found
+    prepared = f"Prepared in `{data['folder']}`, key `{data['key'][:12]}`. "
+    if not data["cards"]:
+        return ReportSection("Data", (f"{prepared}Its card is not there any more.",))
+    card = "Samples, stages and every input's hash are in `card.html` there."
+    figures = " · ".join(f"{card.value} {card.title}" for card in data["cards"])
+    title = f"{len(data['sources'].rows)} sources: tokens, language, licence"
+    return ReportSection("Data", (figures, Fold(title, [data["sources"]])), f"{prepared}{card}")
 
 
 def data_sections(entries: Sequence[ReportEntry]) -> list[dict[str, Any]]:

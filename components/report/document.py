@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.report.figures import PlotlyFigure
-from components.report.html import check_destination, render_template, write_page
+from components.report.html import check_destination, render_document, write_page
 from components.report.tables import Card, Grid, terminal_table
 from components.terminal import hide_folders, printable
 
@@ -98,7 +98,7 @@ def _has_content(block: Block) -> bool:
 def write_document(
     document: ReportDocument, destination: Path, script: str | None = None
 ) -> Path:
-    """Write Markdown where the name ends so, else HTML; ``script``: see `render_template`.
+    """Write Markdown where the name ends so, else HTML; ``script``: see `render_document`.
 
     Raises:
         RecipeError: the destination is a folder, or cannot be written.
@@ -112,7 +112,7 @@ def write_document(
 
 def as_html(document: ReportDocument, script: str | None = None) -> str:
     """Set a document as one page of HTML."""
-    return render_template("document.html.j2", {"document": document}, script)
+    return render_document(document, script)
 
 
 def as_markdown(document: ReportDocument) -> str:

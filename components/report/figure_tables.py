@@ -64,7 +64,8 @@ def planned_grid(entries: Sequence[ReportEntry], plans: Sequence[Plan | None]) -
     rows.sort(key=lambda row: order.index(row[0]))
     heads = ("planned", "expected between", "measured", "measured against planned")
     names = ("quantity", *run)
-    return Grid(columns=(*names, *heads), rows=rows, text_columns=len(names))
+    columns = (*names, *heads)
+    return Grid(columns=columns, rows=rows, text_columns=len(names), kind="figures")
 
 
 def parts_grid(entries: Sequence[ReportEntry], plans: Sequence[Plan | None]) -> Grid:
@@ -80,7 +81,8 @@ def parts_grid(entries: Sequence[ReportEntry], plans: Sequence[Plan | None]) -> 
     rows = [
         (name.removesuffix("_seconds"), *(share(one, name) for one in parts)) for name in names
     ]
-    return Grid(columns=("part of the planned step", *column_labels(entries)), rows=rows)
+    columns = ("part of the planned step", *column_labels(entries))
+    return Grid(columns=columns, rows=rows, kind="figures")
 
 
 def _quantities(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
@@ -194,7 +196,8 @@ def published_grid(entries: Sequence[ReportEntry]) -> Grid:
         rows.append((title, f"{value} {unit}".strip(), source, *cells))
     labels = zip(column_labels(entries), entries, strict=True)
     heads = (f"{label}, miniature" if is_miniature(one) else label for label, one in labels)
-    return Grid(columns=("quantity", "published", "source", *heads), rows=rows)
+    columns = ("quantity", "published", "source", *heads)
+    return Grid(columns=columns, rows=rows, kind="published")
 
 
 def assumed_grid(entries: Sequence[ReportEntry]) -> Grid:
@@ -205,9 +208,9 @@ def assumed_grid(entries: Sequence[ReportEntry]) -> Grid:
             key = (name, numbers.exact(leaf["value"]), str(leaf.get("reason", "")))
             holders.setdefault(key, []).append(entry.label)
     if len(entries) == 1:
-        return Grid(columns=("key", "value", "reason"), rows=list(holders))
+        return Grid(columns=("key", "value", "reason"), rows=list(holders), kind="assumed")
     rows = [(*key, together(labels, entries)) for key, labels in holders.items()]
-    return Grid(columns=("key", "value", "reason", "assumed by"), rows=rows)
+    return Grid(columns=("key", "value", "reason", "assumed by"), rows=rows, kind="assumed")
 
 
 def _published(tree: Tree) -> Iterator[tuple[str, str, str, str]]:

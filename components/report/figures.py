@@ -38,7 +38,7 @@ def mark(index: int) -> str:
     return _MARKS[index % len(_MARKS)][1]
 
 
-def tell_apart(figure: PlotlyFigure, entries: Sequence[ReportEntry]) -> None:
+def tell_apart(figure: PlotlyFigure, entries: Sequence[ReportEntry]) -> PlotlyFigure:
     """Give the curves of each of several runs its mark and dash: not all see colours.
 
     A legend of many would leave the curves no place: the table of runs has the marks.
@@ -55,6 +55,7 @@ def tell_apart(figure: PlotlyFigure, entries: Sequence[ReportEntry]) -> None:
         if "markers" in trace.mode:
             is_open = str(trace.marker.symbol).endswith("-open")
             trace.marker.symbol = _MARKS[place % len(_MARKS)][0] + "-open" * is_open
+    return figure
 
 
 def loss_figure(entries: Sequence[ReportEntry]) -> PlotlyFigure:
@@ -124,7 +125,7 @@ def sources_figure(entries: Sequence[ReportEntry]) -> PlotlyFigure | None:
     means = [name for name in (AS_MIXTURE, PLAIN_MEAN) if name in ranking]
     sources = sorted(ranking.keys() - {*means}, key=lambda name: (ranking[name], name))
     names = [*means, *sources]
-    figure = empty_figure("held-out loss, nats per token", None, height=120 + 22 * len(names))
+    figure = empty_figure("nats per token", None, height=120 + 22 * len(names))
     figure.update_yaxes(
         categoryorder="array", categoryarray=names,
         autorange="reversed", type="category", showgrid=True, dtick=1,
@@ -161,13 +162,12 @@ def _add_marks(
         )  # fmt: skip
 
 
-def step_figure(
-    entries: Sequence[ReportEntry], field: str, exponents: str = "e"
-) -> PlotlyFigure:
+def step_figure(entries: Sequence[ReportEntry], field: str) -> PlotlyFigure:
     """Draw one quantity of the steps against tokens; the page's heading names it."""
-    figure = empty_figure("tokens", None, height=230)
+    is_rate = field == "tokens_per_second"
+    figure = empty_figure("tokens", "tokens/s" if is_rate else None, height=230)
     figure.update_layout(showlegend=False)
-    figure.update_yaxes(rangemode="tozero", exponentformat=exponents)
+    figure.update_yaxes(rangemode="tozero", exponentformat="B" if is_rate else "e")
     for index, entry in enumerate(entries):
         tokens, values = _series(entry.run.journal.steps, field)
         figure.add_scatter(
@@ -208,6 +208,7 @@ def empty_figure(x_title: str, y_title: str | None, *, height: int) -> PlotlyFig
     from plotly.graph_objects import Figure  # slow, and optional
 
     axis = {"zeroline": False, "automargin": True, "ticks": ""}
+    bottom = {"yref": "container", "y": 0, "yanchor": "bottom"}
     return Figure(
         layout={
             "template": None,
@@ -216,7 +217,8 @@ def empty_figure(x_title: str, y_title: str | None, *, height: int) -> PlotlyFig
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"family": "system-ui, sans-serif", "size": 12.5},
-            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+            # Below axis and title, which reserve their own place: on a phone a legend is high.
+            "legend": {"orientation": "h", "xref": "container", "x": 0, **bottom},
             "hovermode": "closest",
             "xaxis": {**axis, "exponentformat": "B", "title": {"text": x_title}},
             "yaxis": {**axis, "exponentformat": "e", "title": {"text": y_title}},

@@ -114,4 +114,5 @@ def held_out_grid(entries: Sequence[ReportEntry]) -> Grid:
         for entry, label in runs
         for name, row in loss_rows(entry.outcome).items()
     ]
-    return Grid(columns=(*run, *_COLUMNS), rows=rows, text_columns=len(run) + 1)
+    columns = (*run, *_COLUMNS)
+    return Grid(columns=columns, rows=rows, text_columns=len(run) + 1, kind="figures")

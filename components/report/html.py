@@ -1,4 +1,4 @@
-"""HTML pages: rendering templates and figures, and writing a page whole or not at all.
+"""HTML pages: rendering documents and figures, and writing a page whole or not at all.
 
 A page is one file: scripts and styles are inlined. Its security policy forbids it to fetch
 anything, and to run a script whose hash it does not list. Only the pages that the runs of a
@@ -11,7 +11,6 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,8 +70,8 @@ def _script_name() -> str:
     return f"plotly-{get_plotlyjs_version()}.min.js"
 
 
-def render_template(template: str, parts: Mapping[str, Any], script: str | None = None) -> str:
-    """Render a template. Text is escaped; folders and hidden characters are removed.
+def render_document(document: object, script: str | None = None) -> str:
+    """Set a document as HTML. Text is escaped; folders and hidden characters are removed.
 
     ``script`` says where the page finds plotly's; without it, a page with charts has its own.
     """
@@ -102,13 +101,14 @@ def render_template(template: str, parts: Mapping[str, Any], script: str | None 
         split_code=lambda text: _CODE.split(hide_folders(text)),
         kind_of=lambda block: type(block).__name__,
     )
-    own = {
+    parts = {
+        "document": document,
         "style": (_HERE / "page.css").read_text("utf-8"),
         "plotly": _library,
         "script": script,
         "add_toc": add_toc,
     }
-    return environment.get_template(template).render({**parts, **own})
+    return environment.get_template("document.html.j2").render(parts)
 
 
 def _library() -> str:
@@ -117,15 +117,13 @@ def _library() -> str:
     return str(get_plotlyjs())
 
 
-def figure_html(name: str, figure: "go.Figure | None") -> str | None:
-    """Write a figure as an element of the page; none stays none.
+def figure_html(name: str, figure: "go.Figure") -> str:
+    """Write a figure as an element of the page.
 
     Plotly reads tags in the text of a figure: all of it is escaped here.
     """
     from plotly.io import to_html
 
-    if figure is None:
-        return None
     options = {"config": _PLOTLY_CONFIG, "include_plotlyjs": False, "full_html": False}
     tree = _plain(json.loads(str(figure.to_json())))
     return str(to_html(tree, div_id=f"chart-{name}", **options))
@@ -170,7 +168,7 @@ def write_page(page: str, destination: Path) -> Path:
 def add_toc(body: str) -> str:
     """Give every section with a heading an id, and list them below the header if they are many.
 
-    A template's own tags are the only ones there are: all other text is escaped.
+    The template's own tags are the only ones there are: all other text is escaped.
     """
     titles: dict[str, str] = {}
 

@@ -1,6 +1,7 @@
 """Tables of what was measured beside training: checkpoints evaluated, steps profiled."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from components.report import numbers
@@ -37,8 +38,8 @@ def evaluation_grids(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
     Raises:
         RecipeError: a result file that cannot be read.
     """
-    tables = {"evaluated_texts": text_grid, "evaluated_tasks": task_grid}
-    tables["evaluated_scores"] = score_grid
+    tables = {"evaluated_scores": score_grid, "evaluated_texts": text_grid}
+    tables["evaluated_tasks"] = task_grid
     return _joined(entries, "checkpoint", read_evaluations, tables)
 
 
@@ -64,12 +65,15 @@ def _joined(
     found = [((*cell, str(tree[key])), tree) for e, cell in runs for tree in read(e.run.folder)]
     joined = {}
     for name, lay_out in tables.items():
-        columns, rows, text_columns = heads, [], len(heads)
+        shape, rows = Grid(columns=heads, text_columns=len(heads)), []
         for lead, tree in found:
             grid = lay_out(tree)
             columns, text_columns = (*heads, *grid.columns), len(heads) + grid.text_columns
+            # A table of several runs is long, so that a page may fold it.
+            fold = "rows" if run else ""
+            shape = replace(grid, columns=columns, text_columns=text_columns, fold=fold)
             rows += [(*lead, *row) for row in grid.rows]
-        joined[name] = Grid(columns=columns, rows=rows, text_columns=text_columns)
+        joined[name] = replace(shape, rows=rows)
     return joined
 
 
@@ -114,7 +118,7 @@ def task_grid(tree: Tree) -> Grid:
                 error = found.get(f"{base}_stderr{comma}{filtered}")
                 written = (numbers.written(one, ",.4f") for one in (value, error))
                 rows.append((name, metric, *written, *shape))
-    return Grid(columns=_TASKS, rows=rows, text_columns=2)
+    return Grid(columns=_TASKS, rows=rows, text_columns=2, kind="figures")
 
 
 def score_grid(tree: Tree) -> Grid:
@@ -126,7 +130,7 @@ def score_grid(tree: Tree) -> Grid:
             rows.append((name, task, one["metric"], *shape, *_score_cells(one)))
         mean = {"score": found["mean"], "published": found.get("published")}
         rows.append((name, MEAN, "", "", "", *_score_cells(mean)))
-    return Grid(columns=_SCORES, rows=rows, text_columns=3)
+    return Grid(columns=_SCORES, rows=rows, text_columns=3, kind="figures")
 
 
 def _score_cells(one: Tree) -> Cells:
@@ -161,7 +165,7 @@ def parts_grid(tree: Tree) -> Grid:
             share = f"{times['seconds'] / whole:.1%}"
             rows.append((part, _span(times["seconds"]), share, *map(_span, directions)))
     rows.append(("step", _span(whole), "100.0%", *("",) * len(_DIRECTIONS)))
-    return Grid(columns=_PARTS, rows=rows)
+    return Grid(columns=_PARTS, rows=rows, kind="figures times")
 
 
 def products_grid(tree: Tree) -> Grid:
@@ -177,7 +181,7 @@ def products_grid(tree: Tree) -> Grid:
         )
         for part, figures in tree["products"].items()
     ]
-    return Grid(columns=_PRODUCTS, rows=rows)
+    return Grid(columns=_PRODUCTS, rows=rows, kind="figures times")
 
 
 def waits_grid(tree: Tree) -> Grid:
@@ -186,7 +190,7 @@ def waits_grid(tree: Tree) -> Grid:
     for wait in tree["waits"]:
         place, times = (wait["call"], wait["part"], wait["direction"]), f"{wait['times']:.3g}"
         rows.append((*place, times, _span(wait["seconds"]), wait["line"]))
-    return Grid(columns=_WAITS, rows=rows, text_columns=3)
+    return Grid(columns=_WAITS, rows=rows, text_columns=3, kind="times")
 
 
 def _span(seconds: float | None) -> str:

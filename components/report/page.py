@@ -1,49 +1,48 @@
-"""The report of a run, and the comparison of several: what belongs together in one table."""
+"""The report of a run, of several beside each other, and of a tree, as a document."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from components.config import key_groups
-from components.config.key_groups import TITLES, KeyGroup
 from components.config.recipe_text import recipe_lines
-from components.report import figure_tables, figures, numbers, tables
-from components.report.data_card import data_grid, data_sections, mixture_grid
+from components.report import captions, figures
+from components.report.data_card import data_section, mixture_grid
+from components.report.differences import differences_by_group, verdict
+from components.report.document import (
+    CodeBlock,
+    Figure,
+    Fold,
+    ReportDocument,
+    ReportSection,
+    write_document,
+)
+from components.report.figure_tables import is_miniature
+from components.report.figures import tell_apart
 from components.report.held_out import held_out_card, held_out_grid
-from components.report.html import check_destination, figure_html, render_template, write_page
-from components.report.measurements import evaluation_grids, profile_grids, read_evaluations
+from components.report.html import check_destination
+from components.report.measurements import evaluation_grids, read_evaluations
 from components.report.outcome import ReportEntry, load_entries
-from components.report.sweep import RESULTS, Sweep, named_by_values, sweep_figure, sweep_of
-from components.report.tables import Grid, grid_by_quantity
+from components.report.run_tables import numbers_of_runs
+from components.report.sweep import Sweep, named_by_values, sweep_charts, sweep_of
+from components.report.tables import Grid, differing_keys, key_figures, summary_grid
 
-
-def differences_by_group(entries: Sequence[ReportEntry]) -> list[dict[str, Any]]:
-    """Lay out the keys that differ, the weightiest group first; `hidden` ones have no row."""
-    differing = tables.differing_keys(entries)
-    computing = {key for e in entries for key in key_groups.computing_keys(e.run.recipe)}
-    found: dict[KeyGroup | None, list[str]] = {}
-    for key in differing:
-        group = KeyGroup.MATHEMATICS if key in computing else key_groups.declared(key)
-        found.setdefault(group, []).append(key)
-    parts = []
-    for group, title in (*TITLES.items(), (None, "of another version of the code")):
-        if keys := found.get(group):
-            shown = key_groups.without_profile(keys)
-            rows = [(key, *differing[key]) for key in shown]
-            grid = Grid(columns=("key", *(e.label for e in entries)), rows=rows)
-            parts.append({"title": title, "grid": grid, "hidden": len(keys) - len(shown)})
-    return parts
-
-
-def verdict(parts: Iterable[Mapping[str, Any]]) -> str:
-    """Describe in a line what the runs have in common."""
-    titles = {part["title"] for part in parts}
-    return ", ".join(
-        f"{group.value}: {'differs' if TITLES[group] in titles else 'the same'}"
-        for group in (KeyGroup.MATHEMATICS, KeyGroup.LAYOUT, KeyGroup.MACHINE)
-    )
+_MOST_NAMES = 4  # of recipes in the heading
+_STEPS = (
+    ("lr", "Learning rate"),
+    ("gradient_norm", "Norm of the gradient"),
+    ("tokens_per_second", "Tokens per second"),
+)
+_MINIATURE = (
+    "the recipe made small by rule: every feature of the architecture stays; width, depth, "
+    "vocabulary, sequence, batch and tokens shrink. No figure below compares directly with a "
+    "published one."
+)
+_NO_RESULTS = (
+    "This run wrote no results: it was killed, or it still trains. Its figures come from its "
+    "journal, up to the last whole line."
+)
 
 
 @dataclass(frozen=True)
@@ -54,62 +53,21 @@ class TreeParts:
     """
 
     grid: Grid
-    chart: str | None
+    chart: Figure
     moved: tuple[ReportEntry, ...]
     added: tuple[int, ...]
 
 
-_MOST_NAMES = 4  # of recipes in the heading
-MOST_NAMED = 8  # of a list in one cell of the table
-
-
-def story_grid(entry: ReportEntry) -> Grid:
-    """Lay out one row an event of a run, in the order of time."""
-    events = entry.run.journal.events
-    begin = events[0].time - events[0].seconds if events else 0.0
-    rows = [
-        (
-            numbers.duration(event.time - begin),
-            f"{event.step:,}",
-            event.kind.replace("_", " "),
-            event.cause,
-            numbers.duration(event.seconds) if event.seconds else "",
-            "; ".join(f"{name} {_brief(value)}" for name, value in event.evidence.items()),
-        )
-        for event in events
-        # There may be thousands of these, and they say nothing that the goodput does not.
-        if event.kind != "checkpoint"
-    ]
-    return Grid(columns=("after", "step", "event", "cause", "took", "evidence"), rows=rows)
-
-
-def _brief(value: object) -> str:
-    """Write the first of a long list, as of a job's nodes: the journal has all of them."""
-    if isinstance(value, list) and len(value) > MOST_NAMED:
-        rest = len(value) - MOST_NAMED
-        return f"{numbers.exact(value[:MOST_NAMED])} and {rest:,} more"
-    return numbers.exact(value)
-
-
-def _goodput(entry: ReportEntry) -> dict[str, str]:
-    account = entry.run.journal.goodput
-    whole, progress = account.wall_seconds, "steps that led to the last weights: goodput"
-    parts = {progress: account.progress_seconds, **account.lost_seconds}
-    return {"wall time": numbers.duration(whole)} | {
-        name: f"{part / whole:.1%} ({numbers.duration(part)})" if whole else numbers.ABSENT
-        for name, part in parts.items()
-    }
-
-
 def write_report(runs: Sequence[Path], destination: Path, *, script: str | None = None) -> Path:
-    """Write the report whole or not at all; return its path. ``script``: `render_template`.
+    """Write the report whole or not at all; return its path. ``script``: `render_document`.
 
     Raises:
         RecipeError: no run is given, a folder is no run, or the destination is a folder.
     """
     check_destination(destination)
     entries = load_entries(runs)
-    return write_page(render(entries, own_pages(entries, destination), script), destination)
+    document = report_document(entries, own_pages(entries, destination))
+    return write_document(document, destination, script)
 
 
 def own_pages(entries: Sequence[ReportEntry], destination: Path) -> dict[str, str]:
@@ -123,38 +81,25 @@ def own_pages(entries: Sequence[ReportEntry], destination: Path) -> dict[str, st
     return found
 
 
-def render(
+def report_document(
     entries: Sequence[ReportEntry],
     links: Mapping[str, str] | None = None,
-    script: str | None = None,
     tree: TreeParts | None = None,
-) -> str:
-    """Set the page; all text is escaped, whatever a recipe or a source is called."""
-    differences = differences_by_group(entries)
+) -> ReportDocument:
+    """Describe one run, or compare several, with a tree of them above."""
+    first, alone = entries[0], len(entries) == 1
+    reasons = list(dict.fromkeys(entry.run.recipe["why"] for entry in entries))
     sweep = None if tree else sweep_of(entries)
-    differing, data = frozenset(tables.differing_keys(entries)), data_sections(entries)
-    parts = {
-        "entries": entries,
-        "single": entries[0] if len(entries) == 1 else None,
-        "heading": _heading(list(dict.fromkeys(e.run.recipe["name"] for e in entries))),
-        "reasons": list(dict.fromkeys(entry.run.recipe["why"] for entry in entries)),
-        "miniatures": [entry.label for entry in entries if figure_tables.is_miniature(entry)],
-        "cards": (held_out_card(entries[0].outcome), *tables.key_figures(entries[0])),
-        "links": links or {},
-        "marks": [(figures.colour(i), figures.mark(i)) for i in range(len(entries))],
-        "charts": _charts(entries, sweep, tree),
-        "stretches": figures.MOST_POINTS // 2,
-        "thinned": any(len(e.run.journal.steps) > figures.MOST_POINTS for e in entries),
-        "tree": tree,
-        "sweep": sweep,
-        "differences": differences,
-        "verdict": verdict(differences),
-        "data": data,
-        "tables": {"data": data_grid(data), **_tables(entries)},
-        # Of several the first, with marks: what differs has its table.
-        "recipe": recipe_lines(entries[0].run.recipe, differing),
-    }
-    return render_template("page.html.j2", parts, script)
+    compared = () if alone else _compared(entries, links or {}, tree, sweep)
+    return ReportDocument(
+        kind="Run report" if alone else f"Run report · {len(entries)} runs",
+        title=_heading(list(dict.fromkeys(entry.run.recipe["name"] for entry in entries))),
+        why=reasons[0] if len(reasons) == 1 else "",
+        tags=_tags(first) if alone else (),
+        notices=tuple(_notices(entries)),
+        cards=(held_out_card(first.outcome), *key_figures(first)) if alone else (),
+        sections=(*compared, *_measured(entries, tree, sweep), _recipe(entries)),
+    )
 
 
 def _heading(names: Sequence[str]) -> str:
@@ -164,28 +109,92 @@ def _heading(names: Sequence[str]) -> str:
     return f"{', '.join(first)} and {len(names) - len(first)} more"
 
 
-def _charts(
-    entries: Sequence[ReportEntry], sweep: Sweep | None, tree: TreeParts | None
-) -> dict[str, str | None]:
+def _tags(entry: ReportEntry) -> tuple[tuple[str, str], ...]:
+    recipe, status = entry.run.recipe, entry.outcome.status
+    places = (f"scale {recipe['scale']['name']}", f"cluster {recipe['cluster']['name']}")
+    return (status, status), *((text, "") for text in (*places, f"run {entry.label}"))
+
+
+def _notices(entries: Sequence[ReportEntry]) -> Iterator[str]:
+    small = [entry.label for entry in entries if is_miniature(entry)]
+    if small:
+        which = "This run" if len(entries) == 1 else ", ".join(small)
+        yield f"Miniature. {which}: {_MINIATURE}"
+    if len(entries) == 1 and not entries[0].run.results:
+        yield _NO_RESULTS
+
+
+def _compared(
+    entries: Sequence[ReportEntry],
+    links: Mapping[str, str],
+    tree: TreeParts | None,
+    sweep: Sweep | None,
+) -> Iterator[ReportSection]:
+    """Set the runs beside each other: their tree, results, swept keys and differences."""
+    if tree is not None:
+        yield ReportSection("Tree", (tree.chart, tree.grid), captions.TREE)
+    marks = [(figures.colour(place), figures.mark(place)) for place in range(len(entries))]
+    summary = replace(summary_grid(entries), marks=marks, links=links)
+    yield ReportSection("Runs", (summary,), captions.RUNS)
+    if sweep is not None:
+        others = "; one colour for each choice of the other keys"
+        several = others if len(set(sweep.series)) > 1 else ""
+        caption = f"What came out of each run over the key that its command named{several}."
+        charts = tuple(sweep_charts(entries, sweep))
+        if not any(chart.name in {"swept_loss", "swept_plain"} for chart in charts):
+            caption += " No run has measured a held-out loss."
+        yield ReportSection(f"Over {sweep.key}", (charts,), caption)
+    parts = differences_by_group(entries)
+    same = "The recipes are the same, key by key."
+    caption = f"{verdict(parts).capitalize()}." if parts else ""
+    blocks = [block for part in parts for block in (part.grid, part.note)]
+    yield ReportSection("What differs", blocks or (same,), caption)
+
+
+def _measured(
+    entries: Sequence[ReportEntry], tree: TreeParts | None, sweep: Sweep | None
+) -> Iterator[ReportSection]:
+    """Give the sections that one run and several have, in the order of the page."""
+    alone = len(entries) == 1
     named = tree.moved if tree else named_by_values(entries, sweep)
     added = tree.added if tree else (0,) * len(entries)
     evaluated = [
         [_later(one, tokens) for one in read_evaluations(entry.run.folder)]
         for entry, tokens in zip(named, added, strict=True)
     ]
-    drawn: dict[str, Any] = {
-        "loss": figures.loss_figure(named),
-        "sources": figures.sources_figure(named),
-        "rate": figures.step_figure(named, "lr"),
-        "gradient": figures.step_figure(named, "gradient_norm"),
-        "throughput": figures.step_figure(named, "tokens_per_second", exponents="B"),
-        "scores": figures.score_figure(named, evaluated, least=1 if tree else 2),
-    }
-    for figure in filter(None, drawn.values()):
-        figures.tell_apart(figure, named)
-    if sweep is not None:
-        drawn |= {n: sweep_figure(entries, sweep, result) for n, result in RESULTS.items()}
-    return {name: figure_html(name, figure) for name, figure in drawn.items()}
+    scores = figures.score_figure(named, evaluated, least=1 if tree else 2)
+    sources = figures.sources_figure(named)
+    if any(e.run.journal.steps or e.run.journal.held_out for e in entries):
+        label = "Training and held-out loss over tokens"
+        loss = Figure("loss", lambda: tell_apart(figures.loss_figure(named), named), label)
+        thinned = captions.THINNED.format(figures.MOST_POINTS // 2)
+        is_thinned = any(len(e.run.journal.steps) > figures.MOST_POINTS for e in entries)
+        yield ReportSection("Loss", (loss,), captions.LOSS + thinned * is_thinned)
+    label = "Held-out loss of each source, and both means"
+    folded = "Held-out losses in numbers, with each source's share of the mixture"
+    if sources is not None:
+        blocks = (
+            Figure("sources", lambda: tell_apart(sources, named), label),
+            Fold(folded, [held_out_grid(entries)]),
+        )
+        yield ReportSection("Held-out loss by source", blocks, captions.SOURCES)
+    yield data_section(entries)
+    mixture = f"{captions.MIXTURE}{captions.PROMISED * alone}."
+    yield ReportSection("Mixture", (mixture_grid(entries),), mixture)
+    label = "Scores over tokens; the table has the numbers"
+    grids = evaluation_grids(entries).values()
+    chart = Figure("scores", lambda: tell_apart(scores, named), label) if scores else ""
+    yield ReportSection("Evaluated", (chart, *grids), captions.EVALUATED)
+    if any(entry.run.journal.steps for entry in entries):
+        yield ReportSection("Steps", (tuple(_step_chart(named, *one) for one in _STEPS),))
+    yield from numbers_of_runs(entries)
+
+
+def _step_chart(entries: Sequence[ReportEntry], name: str, title: str) -> Figure:
+    def draw() -> figures.PlotlyFigure:
+        return tell_apart(figures.step_figure(entries, name), entries)
+
+    return Figure(name, draw, f"{title} over tokens", title)
 
 
 def _later(evaluation: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:
@@ -193,23 +202,12 @@ def _later(evaluation: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:
     return {**evaluation, "tokens_trained": (evaluation.get("tokens_trained") or 0) + tokens}
 
 
-def _tables(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
-    plans = [figure_tables.plan_of(entry.run.recipe) for entry in entries]
-    return {
-        "summary": tables.summary_grid(entries),
-        "held_out": held_out_grid(entries),
-        "mixture": mixture_grid(entries),
-        "planned": figure_tables.planned_grid(entries, plans),
-        "parts": figure_tables.parts_grid(entries, plans),
-        "energy": grid_by_quantity(entries, figure_tables.energy_quantities),
-        "published": figure_tables.published_grid(entries),
-        "assumed": figure_tables.assumed_grid(entries),
-        "flops": tables.flops_grid(entries),
-        "environment": tables.environment_grid(entries),
-        "incidents": grid_by_quantity(entries, tables.incidents),
-        "goodput": grid_by_quantity(entries, _goodput),
-        # Of several runs each has its own on its page.
-        "story": story_grid(entries[0]) if len(entries) == 1 else Grid(),
-        **evaluation_grids(entries),
-        **profile_grids(entries),
-    }
+def _recipe(entries: Sequence[ReportEntry]) -> ReportSection:
+    """Fold the recipe of the first run; the lines on which another differs are marked."""
+    differing = frozenset(differing_keys(entries))
+    lines = list(recipe_lines(entries[0].run.recipe, differing))
+    marked = frozenset(place for place, line in enumerate(lines) if line.differs)
+    whose = f"of {entries[0].label}; what differs in another run is marked"
+    title = f"The whole recipe{', as this run read it' if len(entries) == 1 else f' {whose}'}"
+    code = CodeBlock("\n".join(line.text for line in lines), marked)
+    return ReportSection("Resolved recipe", (Fold(title, [code]),))

@@ -128,13 +128,13 @@ def _billed(plan: Plan, now: datetime | None) -> Iterator[ReportSection]:
     )
     yield ReportSection(
         "Assumed",
-        (_words(("assumed", "value", "reason"), assumed, "assumed"),),
+        (_words(("key", "value", "reason"), assumed, "assumed"),),
         "Values that the recipe needs and that its sources lack. Each was chosen here, for the "
         "reason given.",
     )
     yield ReportSection(
         "Missing",
-        (_words(("missing", "what was done", "the way out"), missing, "missing"),),
+        (_words(("figure", "what was done", "the way out"), missing, "missing"),),
         "Figures that the machine's profile lacks, what the plan does without them, and how to "
         "measure each.",
     )

@@ -39,7 +39,7 @@ def memory_sheet(memory: Memory) -> Grid:
     for number, stage in enumerate(memory.by_stage):
         sizes = (f"{stage[f'{part}_bytes'] / GIB:.2f}" for part in (*parts, "peak"))
         rows.append((str(number), *sizes))
-    title = f"memory, GiB a device of {memory.usable_bytes / GIB:.1f} usable: {memory.verdict}"
+    title = f"GiB a device of {memory.usable_bytes / GIB:.1f} usable: {memory.verdict}"
     columns = ("stage", *parts, "peak")
     fold = "pipeline ranks, in GiB"
     return Grid(title=title, columns=columns, rows=rows, kind="figures", fold=fold)
@@ -61,7 +61,7 @@ def time_sheet(plan: Plan, *, now: datetime | None) -> Grid:
             said = f"{found.layouts} layouts, {found.fitted_on}; others are off by a median of "
             rows.append(("  calibrated on", f"{said}{found.time_error.held_out.median:.1%}"))
         rows += bill_rows(plan.bill, now)
-    return Grid(columns=("time and bill", ""), rows=rows, text_columns=2, kind="bill")
+    return Grid(columns=("quantity", ""), rows=rows, text_columns=2, kind="bill")
 
 
 def _recomputation(found: PlannedRecomputation) -> str:

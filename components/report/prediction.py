@@ -82,7 +82,6 @@ def _cards(found: Prediction, plan: Plan) -> tuple[Card, ...]:
 def prediction_figure(found: Prediction, law: Law, unit: str) -> PlotlyFigure:
     """Draw loss over FLOPs: a curve a size, its runs, and the target at the far end."""
     figure = empty_figure("FLOPs, 6 N D", f"loss, {unit}", height=460)
-    figure.update_layout(margin={"t": 60})
     figure.update_xaxes(type="log", exponentformat="power")
     figure.update_yaxes(exponentformat="none")
     sizes = list(dict.fromkeys(one.parameters for one in found.runs))

@@ -5,12 +5,14 @@ with ``parallelism.tensor=2,4`` other degrees change too, and nobody asked for t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from components.report import numbers
+from components.report.document import Figure
 from components.report.figures import PlotlyFigure, colour, empty_figure
 from components.report.outcome import ReportEntry, flat
 
@@ -19,12 +21,12 @@ _NOT_SWEPT = frozenset({"run", "resume", "action", "file", "output", "again", "f
 _OBSERVING = ("profiler.", "tracking.")  # sections that say what is watched, and who is told
 
 
-# What came out of a run: the title of its axis, its field, and plotly's mode of the axis.
+# What came out of a run: its title, and its field.
 RESULTS = {
-    "swept_loss": ("held-out loss, weighted as the mixture", "held_out.final", "normal"),
-    "swept_plain": ("held-out loss, plain mean", "held_out.final_unweighted", "normal"),
-    "swept_training": ("training loss, nats per token", "training_loss", "normal"),
-    "swept_rate": ("tokens per second", "tokens_per_second", "tozero"),
+    "swept_loss": ("Held-out loss, weighted as the mixture", "held_out.final"),
+    "swept_plain": ("Held-out loss, plain mean over sources", "held_out.final_unweighted"),
+    "swept_training": ("Training loss, last step", "training_loss"),
+    "swept_rate": ("Tokens per second", "tokens_per_second"),
 }
 
 
@@ -83,16 +85,28 @@ def named_by_values(
     return [replace(entry, label=label) for entry, label in zip(entries, labels, strict=True)]
 
 
+def sweep_charts(entries: Sequence[ReportEntry], sweep: Sweep) -> Iterator[Figure]:
+    """Chart the first loss that any run has, and the throughput, over the swept key."""
+    drawn = {name: sweep_figure(entries, sweep, result) for name, result in RESULTS.items()}
+    shown = [name for name, figure in drawn.items() if figure is not None]
+    losses = [name for name in shown if name != "swept_rate"]
+    for name in (*losses[:1], *(shown[len(losses) :])):
+        title = RESULTS[name][0]
+        label = f"{title} over {sweep.key}; the table of runs has the numbers"
+        yield Figure(name, partial(drawn.get, name), label, title)
+
+
 def sweep_figure(
-    entries: Sequence[ReportEntry], sweep: Sweep, result: tuple[str, str, str]
+    entries: Sequence[ReportEntry], sweep: Sweep, result: tuple[str, str]
 ) -> PlotlyFigure | None:
     """Draw one of `RESULTS` over the swept key, a colour a series; None if no run has it."""
-    title, field, range_mode = result
+    _, field = result
+    is_rate = field == "tokens_per_second"
     results = [attrgetter(field)(entry.outcome) for entry in entries]
     if all(value is None for value in results):
         return None
-    figure = empty_figure(sweep.key, title, height=320)
-    figure.update_yaxes(exponentformat="B", rangemode=range_mode)
+    figure = empty_figure(sweep.key, "tokens/s" if is_rate else "nats per token", height=320)
+    figure.update_yaxes(exponentformat="B", rangemode="tozero" if is_rate else "normal")
     _set_axis(figure, sweep)
     for index, name in enumerate(dict.fromkeys(sweep.series)):
         points = [

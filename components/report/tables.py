@@ -20,6 +20,7 @@ _SUMMARY_COLUMNS = (
     *("training loss", "held-out loss, weighted", "held-out loss, plain mean"),
     *("tokens/s", "goodput", "status"),
 )
+_WHOLE_KEY = 48  # characters of a key that a terminal shows in one line
 _MOST_KEYS = 4  # of those that differ, in one cell
 Cells = tuple[str, ...]
 
@@ -59,11 +60,16 @@ def terminal_table(grid: Grid) -> Table:
     )
     for place, column in enumerate(grid.columns):
         justify: Literal["left", "right"] = "left" if place < grid.text_columns else "right"
-        table.add_column(column, justify=justify, overflow="fold")
+        keeps_line = place == 0 and grid.kind == "missing" and _longest(grid) <= _WHOLE_KEY
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=keeps_line)
     is_cut = 0 < grid.cut < len(grid.rows) - 1
     for row in (*grid.rows[: grid.cut], ("…",), grid.rows[-1]) if is_cut else grid.rows:
         table.add_row(*row)
     return table
+
+
+def _longest(grid: Grid) -> int:
+    return max((len(row[0]) for row in grid.rows), default=0)
 
 
 def summary_grid(entries: Sequence[ReportEntry]) -> Grid:
@@ -83,7 +89,7 @@ def summary_grid(entries: Sequence[ReportEntry]) -> Grid:
         )
         for place, entry in enumerate(entries)
     ]
-    return Grid(columns=_SUMMARY_COLUMNS, rows=rows, text_columns=2)
+    return Grid(columns=_SUMMARY_COLUMNS, rows=rows, text_columns=2, kind="summary")
 
 
 def _last(out: RunOutcome, loss: float | None) -> str:
@@ -128,7 +134,8 @@ def environment_grid(entries: Sequence[ReportEntry]) -> Grid:
     prints = [{"recipe fingerprint": entry.run.derived.get("fingerprint")} for entry in entries]
     trees = [flat(one.run.environment) | own for one, own in zip(entries, prints, strict=True)]
     titled = ((key.replace("_", " "), cells) for key, cells in _side_by_side(trees).items())
-    return _by_run(entries, {title.removeprefix("versions."): cells for title, cells in titled})
+    cells = {title.removeprefix("versions."): values for title, values in titled}
+    return _by_run(entries, cells, "environment")
 
 
 def flops_grid(entries: Sequence[ReportEntry]) -> Grid:
@@ -151,27 +158,32 @@ def flops_grid(entries: Sequence[ReportEntry]) -> Grid:
             for title, values, unit in titled
         })
     if len(entries) == 1:
-        return Grid(columns=("", *heads), rows=[(t, *cells) for t, cells in every[0].items()])
+        rows = [(title, *cells) for title, cells in every[0].items()]
+        return Grid(columns=("", *heads), rows=rows, kind="figures lines")
     columns = ("run", *(f"{title}, {head}" for title in every[0] for head in heads))
     cells = (chain.from_iterable(one.values()) for one in every)
     rows = [(entry.label, *each) for entry, each in zip(entries, cells, strict=True)]
-    return Grid(columns=columns, rows=rows)
+    return Grid(columns=columns, rows=rows, kind="figures lines", fold="runs")
 
 
 def grid_by_quantity(
-    entries: Sequence[ReportEntry], quantities: Callable[[ReportEntry], dict[str, str]]
+    entries: Sequence[ReportEntry],
+    quantities: Callable[[ReportEntry], dict[str, str]],
+    kind: str = "figures",
 ) -> Grid:
     """Lay out a row a quantity, a column a run; all runs have the same quantities."""
     columns = [quantities(entry) for entry in entries]
-    return _by_run(entries, {n: tuple(one[n] for one in columns) for n in columns[0]})
+    cells = {name: tuple(one[name] for one in columns) for name in columns[0]}
+    return _by_run(entries, cells, kind)
 
 
-def _by_run(entries: Sequence[ReportEntry], cells: Mapping[str, Cells]) -> Grid:
+def _by_run(entries: Sequence[ReportEntry], cells: Mapping[str, Cells], kind: str) -> Grid:
     """Give what differs a row, with a column a run; what all runs agree in is said once."""
     agreed = {n for n, values in cells.items() if len(entries) > 1 and len(set(values)) == 1}
     alike = [(name, cells[name][0]) for name in cells if name in agreed]
     rows = [(name, *values) for name, values in cells.items() if name not in agreed]
-    return Grid(columns=("", *column_labels(entries)), rows=rows, alike=alike)
+    columns = ("", *column_labels(entries))
+    return Grid(columns=columns, rows=rows, alike=alike, kind=kind)
 
 
 def grid_by_name(

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from components.report import figures, numbers
-from components.report.html import check_destination, figure_html, write_page
+from components.report.document import Figure, write_document
+from components.report.html import check_destination
 from components.report.outcome import ReportEntry, load_entries
-from components.report.page import TreeParts, own_pages, render
+from components.report.page import TreeParts, own_pages, report_document
 from components.report.tables import Grid
 from components.run.records import HeldOutEvaluation, RunEvent
 from components.run.step_table import StepTable
@@ -54,13 +55,15 @@ def write_tree(trunk: PlacedNode, nodes: Sequence[PlacedNode], destination: Path
     entries = load_entries([node.folder for node in shown])
     named = [replace(e, label=node.name) for e, node in zip(entries, shown, strict=True)]
     added = {node.name: node.added for node in shown}
+    label = "The tree of runs over tokens; the table below has the numbers"
     tree = TreeParts(
         grid=tree_grid([trunk, *nodes], named),
-        chart=figure_html("tree", tree_figure(trunk, nodes, named)),
+        chart=Figure("tree", lambda: tree_figure(trunk, nodes, named), label),
         moved=tuple(_moved(entry, added[entry.label]) for entry in named),
         added=tuple(added.values()),
     )
-    return write_page(render(named, own_pages(named, destination), tree=tree), destination)
+    document = report_document(named, own_pages(named, destination), tree)
+    return write_document(document, destination)
 
 
 def _moved(entry: ReportEntry, tokens: int) -> ReportEntry:

@@ -166,7 +166,7 @@ def test_the_page_loads_nothing_and_a_strangers_text_is_text(tmp_path: Path) -> 
     file = write_study(study, tries(study), ["cluster=local"], tmp_path / "page.html")
     page = file.read_text("utf-8")
     body = page[page.index("<body>") :]
-    assert "<title>Rates: study</title>" in page
+    assert "<title>Rates: study · figure 1</title>" in page
     assert "default-src 'none'" in page
     assert not re.findall(r"(?:src|href)=[\"'](?!#)", body)
     check_outline(page)

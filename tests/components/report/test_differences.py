@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
+from components.report.differences import differences_by_group, verdict
 from components.report.outcome import load_entries, load_run
-from components.report.page import differences_by_group, verdict
 from tests.components.report.conftest import WriteRun, recipe_tree
 from tests.recipes.test_plans import at_home
 
 
 def grouped(*folders: Any) -> dict[str, list[str]]:
     return {
-        part["title"]: [row[0] for row in part["grid"].rows]
+        part.title: [row[0] for row in part.grid.rows]
         for part in differences_by_group(load_entries(folders))
     }
 
@@ -52,8 +52,8 @@ def test_of_another_machine_the_profile_is_counted_not_listed(write_run: WriteRu
     away = home | {"cluster": at_home("bloom7b1").model_dump(mode="json")["cluster"]}
     runs = [write_run("home", recipe=home), write_run("away", recipe=away)]
     [part] = differences_by_group(load_entries(runs))
-    assert not [row for row in part["grid"].rows if "hardware" in row[0]]
-    assert part["hidden"] > 20
+    assert not [row for row in part.grid.rows if "hardware" in row[0]]
+    assert part.hidden > 20
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -1,7 +1,7 @@
 """The story's table: an event a row, with the nodes on which it went on."""
 
 from components.report.outcome import load_entries
-from components.report.page import MOST_NAMED, story_grid
+from components.report.run_tables import MOST_NAMED, story_grid
 from tests.components.report.conftest import WriteRun, mark_line, step_line, write_journal
 
 

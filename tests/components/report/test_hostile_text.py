@@ -205,11 +205,10 @@ def _proposal(page: Path, write_run: WriteRun, planted: Callable[[Any], Any]) ->
 
 # By the function that returns or writes pages of this kind.
 WRITERS: dict[str, dict[str, Writer]] = {
-    "write_report": {"report": _report, "comparison": _comparison},
-    "write_tree": {"tree": _tree},
+    "report_document": {"report": _report, "comparison": _comparison, "tree": _tree},
     "data_card": {"card": _card},
     "plan_document": {"plan": _plan},
-    "write_study": {"study": _study},
+    "study_document": {"study": _study},
     "prediction_document": {"prediction": _prediction},
     "propose": {"proposal": _proposal},
 }
@@ -265,7 +264,7 @@ def test_the_text_of_a_figure_is_escaped_wherever_it_stands() -> None:
     figure = empty_figure("<a>", "<b>", height=90)
     figure.add_scatter(x=["<c>"], y=[1], text=["<d>"], name="<e>", hovertemplate="a<br>b")
     figure.add_annotation(text="<f>\u202e")
-    html = figure_html("x", figure) or ""
+    html = figure_html("x", figure)
     for letter in "abcdef":
         assert f"\\u0026lt;{letter}\\u0026gt;" in html or f"&lt;{letter}&gt;" in html
     assert "\u202e" not in html

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from components.report.data_card import data_card
-from components.report.document import write_document
+from components.report.document import ReportDocument, ReportSection, write_document
 from components.report.html import add_toc, share_script
 from components.report.page import write_report
 from components.report.plan_page import plan_document
+from components.report.tables import Grid
 from components.report.write import write_report_if_possible
 from tests.components.report.conftest import (
     WriteRun,
@@ -249,3 +250,24 @@ def test_no_page_is_wider_than_a_phone(
             assert sizes[name, width]["width"] <= width, (name, sizes)
     assert sizes["comparison", 390]["height"] < 12_000
     assert sizes["comparison", 1_400]["height"] < 9_000
+
+
+def test_a_page_without_charts_has_no_script(tmp_path: Path) -> None:
+    table = Grid(columns=("a", "b"), rows=[("1", "2")])
+    document = ReportDocument(
+        kind="Page", title="t", sections=[ReportSection("Table", (table,))], notices=("n",)
+    )
+    for shared in (None, "../plotly.min.js"):
+        html = write_document(document, tmp_path / "page.html", shared).read_text("utf-8")
+        assert not Outline(html).all("script")
+        assert "script-src" not in html  # default-src 'none' forbids every script
+
+
+def test_a_section_without_content_is_left_out(write_run: WriteRun, tmp_path: Path) -> None:
+    recipe = recipe_tree() | {"published": {}, "assumed": {}}
+    run = write_run(recipe=recipe, killed=True, lines=[])
+    page = Outline(write_report([run], tmp_path / "report.html").read_text("utf-8"))
+    ids = [one["id"] for one in page.all("section") if "id" in one]
+    left_out = {"loss", "steps", "assumed", "published-beside-this-run", "story", "data"}
+    assert not left_out & {*ids}
+    assert {"energy", "goodput", "environment"} <= {*ids}

@@ -97,7 +97,8 @@ def test_hostile_names_are_text_and_nothing_else(write_run, tmp_path):
     event = mark_line("skip", 1, **{_HOSTILE: _HOSTILE}) | {"cause": _HOSTILE}
     plain = _page([tmp_path / "plain"], tmp_path)
     page = _page(
-        [write_run("hostile", recipe=recipe, lines=[line, event], killed=True)], tmp_path
+        [write_run("hostile", recipe=recipe, lines=[step_line(1), line, event], killed=True)],
+        tmp_path,
     )
     assert page.tags.count("script") == plain.tags.count("script")
     assert "img" not in page.tags
