@@ -57,10 +57,10 @@ class DeepSpeedEngine(Engine):
             deepspeed_config,
         )
 
-        config = deepspeed_config(recipe, str(dtype).removeprefix("torch."))
+        self.config = deepspeed_config(recipe, str(dtype).removeprefix("torch."))
         _check_device(deepspeed, dtype)
         self._engine, *_ = deepspeed.initialize(
-            model=_Microbatch(decoder, compute), optimizer=self.optimizer, config=config
+            model=_Microbatch(decoder, compute), optimizer=self.optimizer, config=self.config
         )
         if recipe.parallelism.zero == 3 and decoder.positions is not None:
             # What positions return is no tensor, so no hook would gather their weights for the

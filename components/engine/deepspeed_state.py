@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from components.checkpoint.saving import MOMENTS, WEIGHTS, Read, master_of
 from components.config.recipe import Recipe
-from components.config.rules.engine import check_precision
+from components.config.rules.engine import accumulate_dtype, check_precision
+from components.config.schema.sections import DEEPSPEED_BUCKET
 from components.distributed.weight_shards import rows_of
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-# DeepSpeed's own default, in numbers; a small model needs no buffer of gigabytes.
-_MOST_IN_BUCKET = 500_000_000
 # Vectors stay whole on every rank, matrices do not: the rule of Hugging Face's integration.
 _PERSISTENT_WIDTHS = 10
 
@@ -36,9 +35,17 @@ def deepspeed_config(recipe: Recipe, compute: str) -> dict[str, Any]:
     """
     check_precision(recipe, compute)
     degrees, microbatches = recipe.parallelism, recipe.derived.microbatches_per_step
+    parameters = recipe.shape.total_parameters
+    collectives = degrees.deepspeed.model_dump() if degrees.deepspeed else {}
+    sizes = {"reduce_bucket_size": DEEPSPEED_BUCKET} | collectives
+    # A small model needs no buffer of gigabytes. DeepSpeed asserts an even size.
+    enough = parameters + parameters % 2
     zero: dict[str, Any] = {
         "stage": degrees.zero,
-        "reduce_bucket_size": min(_MOST_IN_BUCKET, recipe.shape.total_parameters),
+        **{
+            key: min(value, enough) if key.endswith("bucket_size") else value
+            for key, value in sizes.items()
+        },
         "offload_optimizer": {"device": "cpu" if degrees.offload_optimizer else "none"},
     }
     if degrees.zero == 3:
@@ -50,7 +57,7 @@ def deepspeed_config(recipe: Recipe, compute: str) -> dict[str, Any]:
         "gradient_accumulation_steps": microbatches,
         "gradient_clipping": recipe.optimizer["clip_norm"] if clips else 0.0,
         "communication_data_type": _DTYPES[recipe.precision.reduce],
-        "data_types": {"grad_accum_dtype": _DTYPES[recipe.precision.accumulate]},
+        "data_types": {"grad_accum_dtype": _DTYPES[accumulate_dtype(recipe, compute)]},
         "bf16": {"enabled": compute == "bfloat16"},
         "fp16": _fp16(recipe) if compute == "float16" else {"enabled": False},
         "zero_optimization": zero,

@@ -12,7 +12,7 @@ from components.config.rank_groups import RankGroups
 from components.config.recipe import Recipe
 from components.config.rules.attention import attention_backends, attention_passes
 from components.config.rules.engine import FLOAT8
-from components.config.schema.sections import Parallelism, Precision
+from components.config.schema.sections import DEEPSPEED_BUCKET, Parallelism, Precision
 from components.config.stages import StagePlacement, splits_backward
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -102,7 +102,18 @@ class TrainingJob:
     @property
     def overlaps(self) -> bool:
         """Whether collectives of data ranks, in buckets, run during passes."""
-        return self.layout.overlap and self.layout.engine == "mesh"
+        layout = self.layout
+        if layout.engine == "deepspeed":
+            return layout.deepspeed is not None and layout.deepspeed.overlap_comm
+        return layout.overlap
+
+    @property
+    def bucket_elements(self) -> int:
+        """Numbers that one collective of gradients carries."""
+        layout = self.layout
+        if layout.engine == "deepspeed":
+            return layout.deepspeed.reduce_bucket_size if layout.deepspeed else DEEPSPEED_BUCKET
+        return layout.bucket_elements
 
     @property
     def groups(self) -> RankGroups:

@@ -189,13 +189,18 @@ def shard_gradients(job: TrainingJob, parameters: DeviceParameters) -> float:
 
 
 def bucket_bytes(job: TrainingJob, parameters: DeviceParameters) -> float:
-    """Count the buckets of one rank that are under way in a backward pass of ZeRO 2.
+    """Count the buckets of one rank that are under way in a backward pass.
 
-    One fills, four are on their way; the largest weight may fill one alone.
+    On the mesh, of ZeRO 2: one fills, four are on their way; the largest weight may fill one
+    alone. DeepSpeed's stages 1 and 2 allocate one whole bucket, and with ``overlap_comm`` two
+    (``setup_buckets`` in its stage_1_and_2.py).
     """
-    if job.layout.zero != 2 or not job.shard_gradient_bytes:
+    layout, total = job.layout, parameters.dense + parameters.expert
+    usual = job.bucket_elements
+    if layout.engine == "deepspeed" and layout.zero in {1, 2}:
+        return job.gradient_bytes * (1 + job.overlaps) * min(usual, total)
+    if layout.zero != 2 or not job.shard_gradient_bytes:
         return 0.0
-    total, usual = parameters.dense + parameters.expert, job.layout.bucket_elements
     several = GRADS_AHEAD * usual + max(usual, parameters.largest)
     return job.reduce_bytes * min(several, total)
 
@@ -214,7 +219,7 @@ def step_bytes(
     added = total * (software.step_bytes + software.shared_step_bytes / job.layout.data_shard)
     if max(sharing_ranks(job.layout)) > 1 and job.layout.zero < 3:
         buckets = job.layout.bucket_elements * (WEIGHTS_AHEAD if job.overlaps else 1)
-        if buckets:
+        if buckets and job.layout.engine == "mesh":  # DeepSpeed gathers in place
             added += min(max(buckets, parameters.largest), total) * job.gather_bytes
     return added
 

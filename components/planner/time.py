@@ -137,7 +137,7 @@ def _exposed(
     """
     layout, parameters = job.layout, rank_parameters(job, rank)
     numbers = parameters.dense + parameters.expert
-    buckets = max(ceil(numbers / max(layout.bucket_elements, parameters.largest)), 1)
+    buckets = max(ceil(numbers / max(job.bucket_elements, parameters.largest)), 1)
     forward, backward = (1 - BACKWARD) * microbatch, BACKWARD * microbatch
     if layout.zero == 3:
         parts = job.layers_of(rank) + 1
@@ -147,6 +147,8 @@ def _exposed(
         return job.microbatches * each
     times = job.microbatches if layout.zero == 2 else 1
     left = times * max(reduced / times - backward, reduced / times / buckets)
+    if layout.engine == "deepspeed":  # gathers all weights at the end of its step
+        return left + gathered
     return left + max(gathered - forward, gathered / buckets)
 
 
@@ -176,12 +178,15 @@ def averaged_bytes(job: TrainingJob, rank: int) -> list[tuple[GroupAxis, float, 
 
 
 def reduced_bytes(job: TrainingJob, parameters: float, size: int) -> float:
-    """Scatter gradients, and without ZeRO gather them.
+    """Scatter gradients; without ZeRO, or DeepSpeed's ``reduce_scatter``, gather them, too.
 
     From stage 2 on every microbatch's gradients are scattered (Rajbhandari et al. 2020, section
     7.2).
     """
-    each = (2, 1, job.microbatches, job.microbatches)[job.layout.zero] * job.reduce_bytes
+    layout = job.layout
+    each = (2, 1, job.microbatches, job.microbatches)[layout.zero] * job.reduce_bytes
+    if layout.engine == "deepspeed" and layout.deepspeed and layout.zero in {1, 2}:
+        each *= 1 if layout.deepspeed.reduce_scatter else 2
     return parameters * each * (size - 1) / size
 
 

@@ -6,6 +6,7 @@ recipe-before-...  the recipe of the steps up to that one, if it changed there
 derived.json       the numbers that follow from it, and its fingerprint
 environment.json   command, commit, versions, device
 software.json      the hash of each room of the code, all packages that a run asks for
+deepspeed.json     the JSON that DeepSpeed got, where it is the engine
 source.diff        what differed from that commit, if anything did
 data.json          the prepared data that this run reads
 merge.json         which checkpoints of another run this one's is the average of, if it is one

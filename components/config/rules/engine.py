@@ -79,7 +79,7 @@ def check_precision(recipe: Recipe, compute: str) -> None:
         weights = "float32 weights that can be saved only with ZeRO"
         problem = f"0, but in {compute} DeepSpeed keeps {weights}"
         raise RecipeError("parallelism.zero", problem, f"set parallelism.zero=1, {_TO_MESH}")
-    accumulate = recipe.precision.accumulate
+    accumulate = accumulate_dtype(recipe, compute)
     if accumulate not in {"float32", compute}:
         problem = f"{accumulate}, but beside {compute} weights DeepSpeed adds up in float32"
         remedy = f"set precision.accumulate=float32, {_TO_MESH}"
@@ -96,6 +96,13 @@ def check_precision(recipe: Recipe, compute: str) -> None:
         problem = f"{scaling.minimum}, but DeepSpeed takes whole numbers from 1 on"
         remedy = f"the nearest: {max(1.0, float(round(scaling.minimum)))}"
         raise RecipeError("precision.loss_scale.minimum", problem, remedy)
+
+
+def accumulate_dtype(recipe: Recipe, compute: str) -> str:
+    """Return the dtype of DeepSpeed's sums: float32 where ``compute: auto`` becomes float32."""
+    precision = recipe.precision
+    exact = precision.compute == "auto" and compute == "float32"
+    return compute if exact else precision.accumulate
 
 
 FLOAT8 = "float8"

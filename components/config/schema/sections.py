@@ -85,6 +85,25 @@ class Precision(Section):
     loss_scale: OrNone[LossScaleSection]
 
 
+# DeepSpeed's default ``reduce_bucket_size`` (its zero/config.py), in numbers.
+DEEPSPEED_BUCKET = 500_000_000
+
+
+class DeepSpeedZero(Section):
+    """Collectives of DeepSpeed's ZeRO, by the names of its ``zero_optimization`` JSON.
+
+    Bucket sizes are numbers of elements. Without ``reduce_scatter`` every rank gets the sums of
+    all gradients, by an all-reduce, and keeps its share.
+    """
+
+    keys_group = KeyGroup.LAYOUT
+
+    overlap_comm: bool
+    reduce_scatter: bool
+    reduce_bucket_size: Count
+    allgather_bucket_size: Annotated[Count, Field(multiple_of=2)]  # asserted by DeepSpeed
+
+
 class Parallelism(Section):
     """The degrees; their product is the number of ranks.
 
@@ -95,7 +114,8 @@ class Parallelism(Section):
     ``overlap`` under the backward pass, and updated weights come under the next forward pass.
     Tokens go to experts on other ranks in ``expert_overlap`` parts: while one is computed,
     others are under way. No message has more than ``expert_bound`` times an even share of the
-    pairs of token and expert; null is exact sizes, read on the host. All ranks collect Python's
+    pairs of token and expert; null is exact sizes, read on the host. ``deepspeed`` is read by
+    that engine alone; null leaves its buckets to the engine. All ranks collect Python's
     garbage every ``gc_every_steps`` steps, or each by Python's own rule (``never``).
     """
 
@@ -108,6 +128,9 @@ class Parallelism(Section):
     expert: Ranks
     context: Ranks
     engine: Literal["mesh", "deepspeed"]
+    deepspeed: Annotated[DeepSpeedZero | None, Field(exclude_if=lambda zero: zero is None)] = (
+        None
+    )
     zero: Literal[0, 1, 2, 3]
     offload_optimizer: bool
     overlap: bool

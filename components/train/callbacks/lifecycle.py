@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, Trainer
 
 from components.distributed.collectives import together
 from components.distributed.devices import emulation_of
+from components.engine.deepspeed_engine import DeepSpeedEngine
 from components.run.event_log import EventLog, job_name, node_name
 from components.run.folder import RunFolder
 from components.run.history import MEASURED_UNTIL, lines_from_end
@@ -35,6 +36,8 @@ class LifecycleLogger(Callback):
         nodes = together(lambda: node_name(os.environ))
         if not self.journal.writes:
             return
+        if isinstance(pl_module.engine, DeepSpeedEngine):
+            self.folder.write_json("deepspeed.json", pl_module.engine.config)
         last = next(lines_from_end(self.folder.metrics), {})
         seconds = time.perf_counter() - self.began
         where = {

@@ -29,7 +29,10 @@ GPT = {
     "fp16": {"enabled": False},
     "zero_optimization": {
         "stage": 2,
-        "reduce_bucket_size": 500_000_000,
+        "overlap_comm": True,
+        "reduce_scatter": False,
+        "reduce_bucket_size": 90_000_000,
+        "allgather_bucket_size": 500_000_000,
         "offload_optimizer": {"device": "none"},
     },
     "zero_allow_untested_optimizer": True,
@@ -60,6 +63,17 @@ def test_teuken_in_float32_at_stage_3_with_its_optimizer_in_host_memory() -> Non
         "offload_optimizer": {"device": "cpu"},
         "stage3_param_persistence_threshold": 40_960,
     }
+
+
+def test_a_miniature_of_gpt_adds_up_in_float32_where_the_device_has_no_bfloat16() -> None:
+    recipe = compose_recipe(read_point(["recipe=gpt3b6"]))
+    found = deepspeed_config(recipe, "float32")
+    zero, parameters = found["zero_optimization"], recipe.shape.total_parameters
+    assert found["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert not zero["reduce_scatter"]
+    assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"]
+    assert zero["allgather_bucket_size"] - parameters in {0, 1}
+    assert zero["allgather_bucket_size"] % 2 == 0
 
 
 def test_blooms_loss_scale_is_deepspeeds() -> None:

@@ -66,7 +66,8 @@ def numbers_bytes(file: Path) -> int:
 @pytest.mark.parametrize("name", ["teuken7b", "mula7b_a1b", "gpt3b6"])
 def test_a_checkpoint_is_as_large_as_the_plan_says(name: str, tmp_path: Path) -> None:
     """Tied and untied ends, padding rows, experts and learned positions are all written."""
-    recipe = compose(f"recipe={name}", "model.dim=64", "precision.compute=bfloat16")
+    words = ("model.dim=64", "precision.compute=bfloat16", "parallelism.engine=mesh")
+    recipe = compose(f"recipe={name}", *words)
     decoder = build(recipe.model, "model")
     mesh = build_mesh("cpu", parallelism())
     parallel = DataParallel(

@@ -57,7 +57,12 @@ def test_what_context_ranks_cannot_share_is_refused(
 
 
 def test_too_few_learned_positions_are_refused_though_each_rank_has_enough() -> None:
-    words = ("recipe=gpt3b6", *CONTEXT_2, "model.positions.num_positions=128")
+    words = (
+        "recipe=gpt3b6",
+        *CONTEXT_2,
+        "parallelism.engine=mesh",
+        "model.positions.num_positions=128",
+    )
     with pytest.raises(RecipeError) as caught:
         compose_recipe(read_point(words))
     assert str(caught.value) == (

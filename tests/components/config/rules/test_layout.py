@@ -188,7 +188,7 @@ TAKEN = [
     "teuken7b rank_order=[data,pipeline,expert,context,tensor]",
     "bloom7b1 data_shard=1",
     "mula220b_a10b data_shard=12",
-    "gpt3b6 zero=3",
+    "gpt3b6 engine=mesh zero=3",
 ]
 
 
