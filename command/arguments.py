@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND_KEYS = ("action", *READERS)
-WRITERS = ("new", "import")  # of recipes: to them words of groups are the user's files
 OWN_FILES = ("data", "tokenizer")
 AUTO = "auto"  # no file of conf/parallelism: the layout is searched for
 
@@ -50,7 +49,7 @@ class Arguments(Options):
 
 def writes_recipe(words: Sequence[str]) -> bool:
     """Tell whether the words ask for a recipe: then those of ``OWN_FILES`` are taken as is."""
-    return any(f"action={writer}" in words for writer in WRITERS)
+    return "action=new" in words
 
 
 def groups() -> dict[str, list[str]]:

@@ -142,10 +142,9 @@ class Options:
     """What the words give, else the defaults: type, reader and line of ``--help`` of each."""
 
     recipe: Annotated[Text, "what is trained: a name, or a file"] = None
-    like: Annotated[Text, "a recipe whose architecture and schedule a new one takes"] = None
+    like: Annotated[Text, "new: a recipe to vary, or a folder of Hugging Face"] = None
     column: Annotated[Text, "the field of the records of data= that holds the text"] = None
-    folder: Annotated[File, "a folder with a config.json of Hugging Face"] = None
-    weights: Annotated[Flag, "begin with the weights of folder="] = False
+    weights: Annotated[Flag, "begin with the weights of the folder like="] = False
     parameters: Annotated[Parameters, "about so many, of a new recipe: 125M"] = None
     a: Annotated[File, "a recipe, lock, bundle or run to compare"] = None
     b: Annotated[File, "what a= is compared with"] = None

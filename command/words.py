@@ -56,17 +56,10 @@ _SENT = "a run that is sent takes its recipe from its folder"
 _RECIPE = "recipe within_days"  # where one is composed
 # Of what writes a recipe: ``data`` is files and ``tokenizer`` a folder, no options of conf/.
 _OWN = "name data tokenizer"
-_SAID_ITSELF = "recipe says the rest itself"
+_SAID_ITSELF = "a new recipe says the rest itself"
 # Of the ways to ask an action, the first whose ``given`` is there is meant; the last has none.
 WAYS = (
-    Way("new", "column like parameters file", "", _OWN, f"a new {_SAID_ITSELF}"),
-    Way(
-        "import",
-        "column folder weights file",
-        "",
-        _OWN,
-        f"an imported {_SAID_ITSELF}",
-    ),
+    Way("new", "column like weights parameters file", "", _OWN, _SAID_ITSELF),
     Way("show", f"{_RECIPE} cite output", "cite"),
     Way("show", f"{_RECIPE} full output"),
     Way("plan", f"{_RECIPE} at_most output study", OF_STUDY),
@@ -134,6 +127,22 @@ WAYS = (
 ACTIONS = ("auto", *dict.fromkeys(way.action for way in WAYS))
 # What acts on a cluster and its jobs has a room of its own, `command.actions.jobs`.
 OF_JOBS = ("render", "submit", "status", "cancel", "readmit", "stage", "preflight")
+
+
+# Actions of earlier versions, and how each is written now.
+RENAMED = {"import": "action=new like=FOLDER"}
+
+
+def check_renamed(words: Iterable[str]) -> None:
+    """Refuse an action of an earlier version.
+
+    Raises:
+        RecipeError: there is one; with the command that does its work now.
+    """
+    for key, _, value in (word.partition("=") for word in words):
+        if key in {"action", "help"} and value in RENAMED:
+            problem = f"{value!r} is another command now"
+            raise RecipeError(key, problem, f"write {RENAMED[value]}")
 
 
 def is_own(key: str) -> bool:

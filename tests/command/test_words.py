@@ -8,7 +8,7 @@ import pytest
 from command.arguments import COMMAND_KEYS
 from command.main import main
 from command.options import OPTIONS
-from command.words import ACTIONS, WAYS, check_words, is_own
+from command.words import ACTIONS, RENAMED, WAYS, check_words, is_own, keys_of
 from components.config.recipe import Recipe
 from components.config.schema.types import fields_of
 from components.errors import RecipeError
@@ -193,6 +193,19 @@ def test_a_side_takes_the_search_that_both_sides_are_asked_for(
     assert main([*words[:2], "b=teuken7b", "parallelism=auto"]) == 2
     assert capfd.readouterr().err == alone
     assert "parallelism: auto, but nobody has measured the cluster" in alone
+
+
+@pytest.mark.parametrize("words", ["action={}", "help={}", "-m action={} study=ladder"])
+@pytest.mark.parametrize("name", RENAMED)
+def test_an_action_of_an_earlier_version_is_answered_with_its_command(
+    name: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.format(name).split()) == 2
+    said = capfd.readouterr().err
+    assert said.endswith(f": {name!r} is another command now\n  write {RENAMED[name]}\n")
+    action, *options = keys_of(RENAMED[name].split())
+    assert action == "action"
+    check_words(RENAMED[name].split()[0].removeprefix("action="), options)
 
 
 def test_check_words_names_the_first_word_that_is_refused() -> None:
