@@ -86,7 +86,7 @@ def _words_of(action: str) -> Iterator[str]:
     ways = [way for way in WAYS if way.action in asked]
     for name in dict.fromkeys(name for way in ways for name in way.options.split()):
         taking = [way for way in ways if way.takes(name)]
-        alone = any(way.given in {"", name} for way in taking)
+        alone = any(way.given.removeprefix("-m ") in {"", name} for way in taking)
         beside = "" if alone else f" ({taking[0].beside.strip()})"
         yield _explained(name, f"{OPTIONS[name]}{beside}")
     keys = dict.fromkeys(key for way in ways for key in way.keys.split())

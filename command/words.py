@@ -9,7 +9,7 @@ from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 ANY = "*"  # every key and group of a recipe
-SWEEP, OF_STUDY = "-m", "study"  # of a whole command, not of one of its points
+SWEEP, OF_STUDY = "-m", "-m study"  # of a whole command, not of one of its points
 _PLACE = "data.folder"  # of a run that somebody else made: then the user has named it
 _JUDGED = f"precision.compute cluster.hours {_PLACE}"
 _JUDGED_HELD_OUT = f"evaluation.max_windows_per_source {_JUDGED}"
@@ -64,9 +64,8 @@ WAYS = (
     Way("show", f"{_RECIPE} full output"),
     Way("plan", f"{_RECIPE} at_most output study", OF_STUDY),
     Way("plan", f"{_RECIPE} calibrate output", "calibrate"),
+    Way("plan", f"{_RECIPE} run file output study", "study"),
     Way("plan", f"{_RECIPE} file output"),
-    Way("predict", f"{_RECIPE} run file output study"),
-    Way("propose", f"{_RECIPE} run file study"),
     Way("dryrun", f"{_RECIPE} output"),
     Way("parity", f"{_RECIPE} kind output", "kind"),
     Way("parity", f"{_RECIPE} layouts output"),
@@ -130,7 +129,11 @@ OF_JOBS = ("render", "submit", "status", "cancel", "readmit", "stage", "prefligh
 
 
 # Actions of earlier versions, and how each is written now.
-RENAMED = {"import": "action=new like=FOLDER"}
+RENAMED = {
+    "import": "action=new like=FOLDER",
+    "predict": "action=plan study=ladder",
+    "propose": "action=plan file=proposal.md",
+}
 
 
 def check_renamed(words: Iterable[str]) -> None:

@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "message"),
     [
         ([RECIPE, "action=show", "file=x"], f"file: not used by action=show\n  {TAKE}new, "),
-        ([RECIPE, "action=plan", "run=x"], f"run: not used by action=plan\n  {TAKE}predict, "),
+        ([RECIPE, "action=plan", "run=x"], f"run: not used by action=plan\n  {TAKE}plan with"),
         ([RECIPE, "action=plan", "at_most=2"], "at_most: not used by action=plan\n"),
         ([RECIPE, "file=x"], "file: not used by action=train\n"),
         ([RECIPE, "again=true"], f"again: not used by action=train\n  {TAKE}submit\n"),
