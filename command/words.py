@@ -95,8 +95,6 @@ WAYS = (
     ),
     Way("report", f"{_RECIPE} run file study site.*", OF_STUDY),
     Way("report", "run runs file", keys=""),
-    Way("lock", "run file", "run", _PLACE, f"a lock of a run {_FROM_RUN}"),
-    Way("lock", f"{_RECIPE} file"),
     Way("verify", "run file output", "", _PLACE, "a lock is compared with what it was made of"),
     Way("diff", "a b within_days output", why="its recipes are a= and b="),
     Way("pack", "run file", "run", _PLACE, f"a bundle of a run {_FROM_RUN}"),
@@ -133,6 +131,7 @@ RENAMED = {
     "import": "action=new like=FOLDER",
     "predict": "action=plan study=ladder",
     "propose": "action=plan file=proposal.md",
+    "lock": "action=pack file=NAME.lock.yaml",
 }
 
 

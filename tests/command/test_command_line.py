@@ -167,7 +167,7 @@ def test_what_answers_at_once_imports_no_torch(words: tuple[str, ...], tmp_path:
 def test_locks_are_written_and_compared_without_torch(tmp_path: Path) -> None:
     lock = "file=./made.lock.yaml"
     for words in (
-        ("recipe=mula1b", "action=lock", lock),
+        ("recipe=mula1b", "action=pack", lock),
         ("action=verify", lock),
         ("action=diff", "a=mula1b", "b=made.lock.yaml"),
     ):
@@ -227,7 +227,7 @@ def test_locks_are_written_and_compared_without_torch(tmp_path: Path) -> None:
         (("model.attention.head_dim=33",), "33 is odd, but rotary positions"),
         (("action=report",), "run: no run is named"),
         (("action=report", "run=nowhere"), "run: nowhere is no run folder"),
-        (("action=lock", "run=nowhere"), "run: nowhere is no run folder"),
+        (("action=pack", "run=nowhere"), "run: nowhere is no run folder"),
         (("resume=nowhere",), "resume: nowhere is no run folder"),
         (("teuken7b",), "teuken7b: an argument is key=value\n  write recipe=teuken7b"),
         (("show",), "show: an argument is key=value\n  write action=show"),
@@ -258,7 +258,7 @@ def test_wrong_input_gets_one_message_and_status_two(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    own = ("recipe=", "resume=", *(f"action={a}" for a in ("report", "lock", "verify", "diff")))
+    own = ("recipe=", "resume=", *(f"action={a}" for a in ("report", "pack", "verify", "diff")))
     first = () if any(word.startswith(own) for word in words) else ("recipe=teuken7b",)
     shown = (
         ()

@@ -29,7 +29,7 @@ ACTIONS = {
     "cancel": ("action=cancel", "run=run"),
     "readmit": ("action=readmit", "run=run"),
     "report": ("action=report", "run=run", "file=report.html"),
-    "lock": ("action=lock", "run=run", "file=a.lock.yaml"),
+    "lock": ("action=pack", "run=run", "file=a.lock.yaml"),
     "pack": ("action=pack", "run=run", "file=a.recipe.yaml"),
     "verify": ("action=verify", "file=good.lock.yaml", "run=run"),
     "diff": ("action=diff", "a=run", "b=run"),
@@ -82,7 +82,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     profiled = ("profiler.steps=1", "profiler.first_step=1")
     assert act(home, *kept, *own, *profiled, "run=run") == 0
     assert act(home, "action=evaluate", "run=run") == 0
-    assert act(home, "action=lock", "run=run", "file=good.lock.yaml") == 0
+    assert act(home, "action=pack", "run=run", "file=good.lock.yaml") == 0
     (home / "run" / "jobs").mkdir()
     lines = "".join(f"{json.dumps(line)}\n" for line in CHAIN)
     (home / "run" / "jobs" / "chain.jsonl").write_text(lines)

@@ -56,8 +56,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["action=sync", "run=x", "file=y"], "file: not used by action=sync\n"),
         (["action=diff", "a=x", "b=y", RECIPE], "recipe: its recipes are a= and b=\n"),
         (
-            ["action=lock", "run=x", "budget.seed=1"],
-            "budget.seed: a lock of a run takes its recipe from its run folder\n"
+            ["action=pack", "run=x", "budget.seed=1"],
+            "budget.seed: a bundle of a run takes its recipe from its run folder\n"
             "  leave it out, or leave out run\n",
         ),
         (
