@@ -123,7 +123,7 @@ Checkpoints = Annotated[Literal["newest", "all"], one_of("newest", "all")]
 Executor = Annotated[Literal["local", "array"], one_of("local", "array")]
 Part = Annotated[float, Field(gt=0, lt=1)]
 Averaged = Annotated[Average, one_of(*get_args(Average))]
-Trainer = Literal["torchtitan"]
+Trainer = Literal["torchtitan"] | None
 Engine = Annotated[Trainer, _value(Trainer, "is not known", _OTHER_TRAINERS)]
 Output = Annotated[Literal["text", "json"], one_of("text", "json")]
 Proved = Annotated[Literal["layouts", "coordinates"], one_of("layouts", "coordinates")]
@@ -155,7 +155,9 @@ class Options:
     file: Annotated[File, "what is written; verify: the lock; evaluate: an exported folder"] = (
         None
     )
-    engine: Annotated[Engine, "whose configuration is written"] = "torchtitan"
+    engine: Annotated[Engine, "another trainer whose configuration is written: torchtitan"] = (
+        None
+    )
     text: Annotated[File, "a text to judge, or a pattern"] = None
     tasks: Annotated[Names, "a list, as mula9, or tasks of lm-eval: [NAME,...]"] = ()
     tasks_folder: Annotated[File, "a folder of own tasks, or of staged lists"] = None
@@ -188,7 +190,8 @@ def choices_of(option: str) -> tuple[str, ...]:
     hint = get_type_hints(Options).get(option)
     if hint is bool:
         return ("false", "true")
-    return get_args(hint) if get_origin(hint) is Literal else ()
+    kinds = (hint, *get_args(hint))  # the second of those that may be left out
+    return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
 
 
 _DECLARED = {

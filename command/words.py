@@ -99,7 +99,7 @@ WAYS = (
     Way("diff", "a b within_days output", why="its recipes are a= and b="),
     Way("pack", "run file", "run", _PLACE, f"a bundle of a run {_FROM_RUN}"),
     Way("pack", f"{_RECIPE} file"),
-    Way("emit", f"{_RECIPE} engine file"),
+    Way("export", f"{_RECIPE} engine file", "engine"),
     Way("export", "run file rows at_tokens", "", _PLACE, f"an export {_FROM_RUN}"),
     Way("evaluate", f"file {_TASKS} output", "file", "", "an exported folder has no recipe"),
     Way(
@@ -131,6 +131,7 @@ RENAMED = {
     "import": "action=new like=FOLDER",
     "predict": "action=plan study=ladder",
     "propose": "action=plan file=proposal.md",
+    "emit": "action=export engine=torchtitan",
     "lock": "action=pack file=NAME.lock.yaml",
 }
 
