@@ -129,7 +129,8 @@ def read_point(words: Sequence[str]) -> Arguments:
         kept[key] = check_option(key, value, known[key]) if chosen else value
     if searches := choices.get("parallelism") == AUTO:
         del choices["parallelism"]
-    action = one_of(*ACTIONS)("action", given.pop("action", "auto"))
+    if (action := given.pop("action", "auto")) != "auto":  # as earlier versions recorded it
+        one_of(*ACTIONS)("action", action)
     options = {key: READERS[key](key, value) for key, value in given.items()}
     if (days := options.get("within_days")) is not None and not searches:
         problem = f"{days:g}, but the number of nodes is only looked for with the layout"

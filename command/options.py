@@ -120,6 +120,7 @@ Names = Annotated[tuple[str, ...], _read_names]
 Layouts = Annotated[tuple[dict[str, Any], ...], _read_layouts]
 Rows = Annotated[Literal["published", "padded"], one_of("published", "padded")]
 Checkpoints = Annotated[Literal["newest", "all"], one_of("newest", "all")]
+Exclude = Annotated[Literal["none"] | None, one_of("none")]
 Executor = Annotated[Literal["local", "array"], one_of("local", "array")]
 Part = Annotated[float, Field(gt=0, lt=1)]
 Averaged = Annotated[Average, one_of(*get_args(Average))]
@@ -174,6 +175,9 @@ class Options:
     ema_decay: Annotated[Kept, "what average=ema keeps of itself at each checkpoint"] = None
     to: Annotated[Text, "the URL of a server of MLflow"] = None
     calibrate: Annotated[Files, "runs, or tables of steps"] = ()
+    stage: Annotated[Flag, "collect all that a machine without internet needs"] = False
+    exclude: Annotated[Exclude, "none: use again the nodes that failed jobs excluded"] = None
+    sync: Annotated[Flag, "send the measurements of runs to their trackers"] = False
     layouts: Annotated[Layouts, "layouts to prove: [{data: 2, tensor: 2},...]"] = ()
     kind: Annotated[Proved, "of proof: layouts, or coordinates by width"] = "layouts"
     full: Annotated[Flag, "print the whole recipe, every key"] = False

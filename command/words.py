@@ -69,16 +69,16 @@ WAYS = (
     Way("dryrun", f"{_RECIPE} output"),
     Way("parity", f"{_RECIPE} kind output", "kind"),
     Way("parity", f"{_RECIPE} layouts output"),
+    Way("prepare", f"{_RECIPE} stage run file tasks force site.*", "stage"),
     Way("prepare", f"{_RECIPE} tasks site.*"),
     Way("render", f"{_RECIPE} run file site.*"),
     Way("submit", f"{_RECIPE} run force at_most output study site.*", OF_STUDY),
     Way("submit", "resume again force site.*", "resume", why=_RESUMED),
     Way("submit", f"{_RECIPE} run again force at_most output site.*", SWEEP),
     Way("submit", f"{_RECIPE} run again force site.*"),
+    Way("status", "run runs exclude", "exclude", keys=""),
     Way("status", "run runs output", keys=""),
     Way("cancel", "run runs force", keys=""),
-    Way("readmit", "run runs", keys=""),
-    Way("stage", f"{_RECIPE} run file tasks force site.*"),
     Way("preflight", "run output", "run", _PLACE, f"a preflight of a run {_FROM_RUN}"),
     Way("preflight", f"{_RECIPE} output"),
     Way("train", f"{_RECIPE} run at_most output study site.*", OF_STUDY),
@@ -94,6 +94,7 @@ WAYS = (
         f"a merge {_FROM_RUN}",
     ),
     Way("report", f"{_RECIPE} run file study site.*", OF_STUDY),
+    Way("report", "run runs sync to", "sync", "tracking tracking.*", _SENT),
     Way("report", "run runs file", keys=""),
     Way("verify", "run file output", "", _PLACE, "a lock is compared with what it was made of"),
     Way("diff", "a b within_days output", why="its recipes are a= and b="),
@@ -118,12 +119,10 @@ WAYS = (
         _JUDGED_HELD_OUT,
         _EVALUATED,
     ),
-    Way("sync", "run runs to", "", "tracking tracking.*", _SENT),
 )
-# `auto` has no ways of its own but those of `train` or `submit`, which it becomes.
-ACTIONS = ("auto", *dict.fromkeys(way.action for way in WAYS))
+ACTIONS = tuple(dict.fromkeys(way.action for way in WAYS))
 # What acts on a cluster and its jobs has a room of its own, `command.actions.jobs`.
-OF_JOBS = ("render", "submit", "status", "cancel", "readmit", "stage", "preflight")
+OF_JOBS = ("render", "submit", "status", "cancel", "preflight")
 
 
 # Actions of earlier versions, and how each is written now.
@@ -132,6 +131,9 @@ RENAMED = {
     "predict": "action=plan study=ladder",
     "propose": "action=plan file=proposal.md",
     "emit": "action=export engine=torchtitan",
+    "readmit": "action=status exclude=none",
+    "stage": "action=prepare stage=true",
+    "sync": "action=report sync=true",
     "lock": "action=pack file=NAME.lock.yaml",
 }
 
@@ -164,8 +166,6 @@ def check_words(action: str, keys: Collection[str]) -> None:
     Raises:
         RecipeError: there is one; with what the action takes, or the actions that take it.
     """
-    if action == "auto":
-        return
     ways = [way for way in WAYS if way.action == action]
     meant = next(way for way in ways if not way.given or way.given in keys)
     asked = f"action={action}{meant.beside}"

@@ -27,7 +27,7 @@ CHAIN = (
 ACTIONS = {
     "status": ("action=status", "run=run"),
     "cancel": ("action=cancel", "run=run"),
-    "readmit": ("action=readmit", "run=run"),
+    "readmit": ("action=status", "run=run", "exclude=none"),
     "report": ("action=report", "run=run", "file=report.html"),
     "lock": ("action=pack", "run=run", "file=a.lock.yaml"),
     "pack": ("action=pack", "run=run", "file=a.recipe.yaml"),
@@ -37,7 +37,13 @@ ACTIONS = {
     "evaluate": ("action=evaluate", "run=run"),
     "preflight": ("action=preflight", "run=run"),
     "calibrate": ("action=plan", "recipe=teuken7b", "calibrate=[run]"),
-    "sync": ("action=sync", "run=run", "tracking=mlflow", "to=http://127.0.0.1:9"),
+    "sync": (
+        "action=report",
+        "sync=true",
+        "run=run",
+        "tracking=mlflow",
+        "to=http://127.0.0.1:9",
+    ),
     "resume": ("resume=run",),
 }
 # Who reads what; where a file is forged, the first of them refuses it.

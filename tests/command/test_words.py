@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ([RECIPE, "file=x"], "file: not used by action=train\n"),
         ([RECIPE, "again=true"], f"again: not used by action=train\n  {TAKE}submit\n"),
         ([RECIPE, "action=train", "output=json"], "output: not used by action=train\n"),
-        ([RECIPE, "action=show", "site.account=me"], f"{TAKE}prepare, render, submit, stage"),
+        ([RECIPE, "action=show", "site.account=me"], f"{TAKE}prepare, render, submit, "),
         ([RECIPE, "action=show", "at_tokens=5"], f"{TAKE}rewind, merge, export and evaluate\n"),
         ([RECIPE, "action=dryrun", "calibrate=[x]"], f"{TAKE}plan\n"),
         (
@@ -53,7 +53,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["action=evaluate", "run=x", "model.dim=6"],
             "model.dim: an evaluation takes its recipe",
         ),
-        (["action=sync", "run=x", "file=y"], "file: not used by action=sync\n"),
+        (
+            ["action=report", "sync=true", "run=x", "file=y"],
+            "file: not used by action=report w",
+        ),
         (["action=diff", "a=x", "b=y", RECIPE], "recipe: its recipes are a= and b=\n"),
         (
             ["action=pack", "run=x", "budget.seed=1"],
@@ -145,7 +148,7 @@ def test_every_word_of_the_command_is_used_by_an_action() -> None:
     for key in set(COMMAND_KEYS) - {"action"}:
         assert is_own(key)
     assert not is_own("tracking")
-    for action in set(ACTIONS) - {"auto"}:
+    for action in ACTIONS:
         *others, plain = (way for way in WAYS if way.action == action)
         assert all(way.given for way in others)
         assert not plain.given
@@ -153,7 +156,7 @@ def test_every_word_of_the_command_is_used_by_an_action() -> None:
 
 def test_every_section_of_a_recipe_is_taken_where_a_recipe_is_composed() -> None:
     sections = set(fields_of(Recipe)) - {"name", "why", "home"}
-    for action in ("show", "plan", "dryrun", "parity", "prepare", "render", "submit", "stage"):
+    for action in ("show", "plan", "dryrun", "parity", "prepare", "render", "submit"):
         check_words(action, [*(f"{section}.x" for section in sections), "recipe", "scale"])
 
 
@@ -177,7 +180,7 @@ def _options_read(action: str) -> set[str]:
     return looked & OPTIONS.keys()
 
 
-@pytest.mark.parametrize("action", sorted(set(ACTIONS) - {"auto"}))
+@pytest.mark.parametrize("action", ACTIONS)
 def test_what_an_action_reads_it_may_be_given(action: str) -> None:
     for key in _options_read(action):
         assert any(way.takes(key) for way in WAYS if way.action == action), key
