@@ -30,14 +30,7 @@ LINKS_AT_THE_END = re.compile(rf"(?:\s*{LINK.pattern}[,.]?)+$")
 WIDTH = 96
 LIST = "action=show"  # without a recipe it lists all of them
 SHOWN = re.compile(r"^## (.+)$|^### `(\w+)`\n\n(.+?[.:])(?:\s|$)", re.M)
-START = f"""\
-python run.py recipe=NAME [cluster=NAME] [action=NAME] [key=value ...]
-
-python run.py {LIST:<36} lists the recipes
-python run.py recipe=teuken7b                      trains a miniature of it here
-python run.py recipe=teuken7b action=show          shows the recipe
-python run.py recipe=teuken7b cluster=juwels       submits it there
-python run.py plan=help                            explains an action"""
+FIRST = re.compile(r"^```\n(.*?)\n```$", re.M | re.S)  # what to type first
 
 
 def answer(words: Sequence[str]) -> str | None:
@@ -106,8 +99,9 @@ def _explained(name: str, said: str) -> str:
 
 def _usage() -> str:
     """Say what to type first, and what each action does, in one screen."""
-    lines = [START]
-    for group, action, sentence in SHOWN.findall(PAGE.read_text("utf-8")):
+    page = PAGE.read_text("utf-8")
+    lines = FIRST.findall(page)[:1]
+    for group, action, sentence in SHOWN.findall(page):
         lines.append(f"  {action:<10} {sentence}" if action else f"{group}:")
     return "\n".join(lines)
 

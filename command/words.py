@@ -124,7 +124,6 @@ ACTIONS = tuple(dict.fromkeys(way.action for way in WAYS))
 # What acts on a cluster and its jobs has a room of its own, `command.actions.jobs`.
 OF_JOBS = ("render", "submit", "status", "cancel", "preflight")
 
-
 # Actions of earlier versions, and how each is written now.
 RENAMED = {
     "import": "action=new like=FOLDER",
