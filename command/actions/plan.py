@@ -55,7 +55,7 @@ def run(arguments: Arguments) -> ActionResult | None:
             tell(line)
 
     if file is not None:
-        predicted = ladder and ladder.for_proposal()
+        predicted = None if ladder is None else ladder.for_proposal()
         page = propose(recipe, plan, predicted) if _is_proposal(file) else document()
         write_document(page, file)
     print_result(arguments.output, tree, show)
