@@ -55,7 +55,7 @@ def test_a_private_recipe_is_named_and_listed_like_the_house_s(
     write(private / "recipes" / "mine.yaml", OWN_TEXT + "why: Mine.\n")
     write(private / "recipes" / "broken.yaml", "a: [")
     assert files_of("mine") == ["/scratch/me/text.jsonl"]
-    assert main([]) == 0
+    assert main(["action=show"]) == 0
     lines = {line.split()[0]: line for line in capfd.readouterr().out.splitlines() if line}
     assert lines["mine"].split() == ["mine", "juwels", "Mine."]
     assert "broken.yaml:1" in lines["broken"]
