@@ -236,7 +236,8 @@ def _blocked(
     if not chain.avoided:
         return ""
     until = min(chain.avoided.values())[:16].replace("T", " ")
-    names, way = ", ".join(chain.avoided), command_line("action=readmit", f"run={path}")
+    names = ", ".join(chain.avoided)
+    way = command_line("action=status", f"run={path}", "exclude=none")
     needed = recipe.cluster.nodes + recipe.cluster.spare_nodes
     try:
         able = scheduler.able(job.job) if scheduler is not None else None

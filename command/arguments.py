@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND_KEYS = ("action", *READERS)
-WRITERS = ("new", "import")  # of recipes: to them words of groups are the user's files
 OWN_FILES = ("data", "tokenizer")
 AUTO = "auto"  # no file of conf/parallelism: the layout is searched for
 
@@ -50,7 +49,7 @@ class Arguments(Options):
 
 def writes_recipe(words: Sequence[str]) -> bool:
     """Tell whether the words ask for a recipe: then those of ``OWN_FILES`` are taken as is."""
-    return any(f"action={writer}" in words for writer in WRITERS)
+    return "action=new" in words
 
 
 def groups() -> dict[str, list[str]]:
@@ -130,7 +129,8 @@ def read_point(words: Sequence[str]) -> Arguments:
         kept[key] = check_option(key, value, known[key]) if chosen else value
     if searches := choices.get("parallelism") == AUTO:
         del choices["parallelism"]
-    action = one_of(*ACTIONS)("action", given.pop("action", "auto"))
+    if (action := given.pop("action", "auto")) != "auto":  # as earlier versions recorded it
+        one_of(*ACTIONS)("action", action)
     options = {key: READERS[key](key, value) for key, value in given.items()}
     if (days := options.get("within_days")) is not None and not searches:
         problem = f"{days:g}, but the number of nodes is only looked for with the layout"

@@ -14,12 +14,13 @@ from typing import Any
 from command.arguments import ROOT, groups, read_point
 from command.composition.references import UNKNOWN, find_target
 from command.options import OPTIONS, RAW_KEYS, choices_of, read_path
-from command.words import ACTIONS, OF_STUDY, SWEEP, WAYS, is_own
+from command.words import ACTIONS, SWEEP, WAYS, is_own
 from components.errors import RecipeError
 from components.terminal import tell
 
 PLAIN = re.compile(r"[A-Za-z0-9_./@%+=:,~-]+")
 LAST = re.compile(r"\S*$")
+STUDY = "study"
 FLAGS = (SWEEP, "--cfg", "--help", "--version")
 PATHS = frozenset({"runs", "calibrate"})  # beside the options that are one path
 PATH = re.compile(r"^[.~]|/")  # of a recipe that is no name
@@ -94,10 +95,8 @@ def _first_words(given: Mapping[str, str]) -> Iterator[str]:
     known = ["action", *groups(), *(key for key in OPTIONS if not key.endswith("*"))]
     for key in known:
         taken = key == "action" or any(way.takes(key) for way in ways)
-        if taken and key not in given and key != OF_STUDY:
+        if taken and key not in given and (key != STUDY or SWEEP in given):
             yield f"{key}="
-    if SWEEP in given:
-        yield f"{OF_STUDY}="
 
 
 def _with_key(key: str, text: str, words: Sequence[str]) -> Iterator[str]:
@@ -112,7 +111,7 @@ def _values(key: str, text: str, words: Sequence[str]) -> Iterator[str]:
     known = groups()
     if key == "action":
         yield from ACTIONS
-    elif key == OF_STUDY:
+    elif key == STUDY:
         yield from (file.stem for file in (ROOT / "studies").glob("*.yaml"))
         yield from _files(text)
     elif key in {"recipe", "a", "b"}:

@@ -8,6 +8,7 @@ from command.help import answer
 from command.outcome import ActionResult, Status, attempt
 from command.perform import perform
 from command.study.sweep_points import split_sweep, study_words, submits, trains
+from command.words import check_renamed
 from components.terminal import tell
 
 
@@ -17,6 +18,7 @@ def dispatch(words: Sequence[str]) -> Status:
     Raises:
         RecipeError: a word is wrong; of a sweep one that all its points have.
     """
+    check_renamed(words)
     if (said := answer(words)) is not None:
         tell(said)
         return Status.DONE

@@ -1,4 +1,4 @@
-"""What is said of the command itself: its usage, one action, and the versions.
+"""What is said of the command itself: its usage, one action, the recipes, the versions.
 
 What an action does, an example and its pages are read from its section of ``docs/actions.md``;
 its words from the tables that refuse all others, `command.words` and `command.options`.
@@ -28,14 +28,9 @@ SECTION = r"^### `{}`\n\n(.*?)\n\n```\n(.*?)\n```"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]*)\)")
 LINKS_AT_THE_END = re.compile(rf"(?:\s*{LINK.pattern}[,.]?)+$")
 WIDTH = 96
-USAGE = """\
-python run.py recipe=NAME [cluster=NAME] [scale=NAME] [action=NAME] [any.key=value ...]
-Without cluster= a miniature of the recipe trains here. Actions (ACTION=help explains one):
-  {actions}
-Options, and the actions that use them:
-{options}
-The recipes, each with its home cluster:
-{recipes}"""
+LIST = "action=show"  # without a recipe it lists all of them
+SHOWN = re.compile(r"^## (.+)$|^### `(\w+)`\n\n(.+?[.:])(?:\s|$)", re.M)
+FIRST = re.compile(r"^```\n(.*?)\n```$", re.M | re.S)  # what to type first
 
 
 def answer(words: Sequence[str]) -> str | None:
@@ -46,6 +41,8 @@ def answer(words: Sequence[str]) -> str | None:
     """
     if "--version" in words:
         return "\n".join(_versions())
+    if list(words) == [LIST]:
+        return _list_recipes()
     pairs = [word.partition("=") for word in words]
     explained = [key for key, _, value in pairs if value == "help" and key in ACTIONS]
     explained += [value for key, _, value in pairs if key == "help" and value]
@@ -81,12 +78,11 @@ def _section(action: str) -> tuple[str, str, list[str]]:
 
 
 def _words_of(action: str) -> Iterator[str]:
-    """List the words that an action takes, each explained; ``auto`` becomes one of two."""
-    asked = ("train", "submit") if action == "auto" else (action,)
-    ways = [way for way in WAYS if way.action in asked]
+    """List the words that an action takes, each explained."""
+    ways = [way for way in WAYS if way.action == action]
     for name in dict.fromkeys(name for way in ways for name in way.options.split()):
         taking = [way for way in ways if way.takes(name)]
-        alone = any(way.given in {"", name} for way in taking)
+        alone = any(way.given.removeprefix("-m ") in {"", name} for way in taking)
         beside = "" if alone else f" ({taking[0].beside.strip()})"
         yield _explained(name, f"{OPTIONS[name]}{beside}")
     keys = dict.fromkeys(key for way in ways for key in way.keys.split())
@@ -102,15 +98,17 @@ def _explained(name: str, said: str) -> str:
 
 
 def _usage() -> str:
-    """Describe the whole command: actions, options, recipes."""
-    options = []
-    for name, explained in OPTIONS.items():
-        users = dict.fromkeys(way.action for way in WAYS if name in way.options.split())
-        options.append(_explained(name, f"{explained} ({' '.join(users)})"))
-    recipes = [f"{name:<16} {_line_of(name)}" for name in option_names(RECIPE)]
-    return USAGE.format(
-        actions=" ".join(ACTIONS), options="\n".join(options), recipes="\n".join(recipes)
-    )
+    """Say what to type first, and what each action does, in one screen."""
+    page = PAGE.read_text("utf-8")
+    lines = FIRST.findall(page)[:1]
+    for group, action, sentence in SHOWN.findall(page):
+        lines.append(f"  {action:<10} {sentence}" if action else f"{group}:")
+    return "\n".join(lines)
+
+
+def _list_recipes() -> str:
+    """List the recipes, each with its home cluster and its reason."""
+    return "\n".join(f"{name:<16} {_line_of(name)}" for name in option_names(RECIPE))
 
 
 def _line_of(name: str) -> str:

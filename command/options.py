@@ -120,10 +120,11 @@ Names = Annotated[tuple[str, ...], _read_names]
 Layouts = Annotated[tuple[dict[str, Any], ...], _read_layouts]
 Rows = Annotated[Literal["published", "padded"], one_of("published", "padded")]
 Checkpoints = Annotated[Literal["newest", "all"], one_of("newest", "all")]
+Exclude = Annotated[Literal["none"] | None, one_of("none")]
 Executor = Annotated[Literal["local", "array"], one_of("local", "array")]
 Part = Annotated[float, Field(gt=0, lt=1)]
 Averaged = Annotated[Average, one_of(*get_args(Average))]
-Trainer = Literal["torchtitan"]
+Trainer = Literal["torchtitan"] | None
 Engine = Annotated[Trainer, _value(Trainer, "is not known", _OTHER_TRAINERS)]
 Output = Annotated[Literal["text", "json"], one_of("text", "json")]
 Proved = Annotated[Literal["layouts", "coordinates"], one_of("layouts", "coordinates")]
@@ -142,10 +143,9 @@ class Options:
     """What the words give, else the defaults: type, reader and line of ``--help`` of each."""
 
     recipe: Annotated[Text, "what is trained: a name, or a file"] = None
-    like: Annotated[Text, "a recipe whose architecture and schedule a new one takes"] = None
+    like: Annotated[Text, "new: a recipe to vary, or a folder of Hugging Face"] = None
     column: Annotated[Text, "the field of the records of data= that holds the text"] = None
-    folder: Annotated[File, "a folder with a config.json of Hugging Face"] = None
-    weights: Annotated[Flag, "begin with the weights of folder="] = False
+    weights: Annotated[Flag, "begin with the weights of the folder like="] = False
     parameters: Annotated[Parameters, "about so many, of a new recipe: 125M"] = None
     a: Annotated[File, "a recipe, lock, bundle or run to compare"] = None
     b: Annotated[File, "what a= is compared with"] = None
@@ -156,7 +156,9 @@ class Options:
     file: Annotated[File, "what is written; verify: the lock; evaluate: an exported folder"] = (
         None
     )
-    engine: Annotated[Engine, "whose configuration is written"] = "torchtitan"
+    engine: Annotated[Engine, "another trainer whose configuration is written: torchtitan"] = (
+        None
+    )
     text: Annotated[File, "a text to judge, or a pattern"] = None
     tasks: Annotated[Names, "a list, as mula9, or tasks of lm-eval: [NAME,...]"] = ()
     tasks_folder: Annotated[File, "a folder of own tasks, or of staged lists"] = None
@@ -173,6 +175,9 @@ class Options:
     ema_decay: Annotated[Kept, "what average=ema keeps of itself at each checkpoint"] = None
     to: Annotated[Text, "the URL of a server of MLflow"] = None
     calibrate: Annotated[Files, "runs, or tables of steps"] = ()
+    stage: Annotated[Flag, "collect all that a machine without internet needs"] = False
+    exclude: Annotated[Exclude, "none: use again the nodes that failed jobs excluded"] = None
+    sync: Annotated[Flag, "send the measurements of runs to their trackers"] = False
     layouts: Annotated[Layouts, "layouts to prove: [{data: 2, tensor: 2},...]"] = ()
     kind: Annotated[Proved, "of proof: layouts, or coordinates by width"] = "layouts"
     full: Annotated[Flag, "print the whole recipe, every key"] = False
@@ -189,7 +194,8 @@ def choices_of(option: str) -> tuple[str, ...]:
     hint = get_type_hints(Options).get(option)
     if hint is bool:
         return ("false", "true")
-    return get_args(hint) if get_origin(hint) is Literal else ()
+    kinds = (hint, *get_args(hint))  # the second of those that may be left out
+    return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
 
 
 _DECLARED = {

@@ -9,7 +9,7 @@ from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 ANY = "*"  # every key and group of a recipe
-SWEEP, OF_STUDY = "-m", "study"  # of a whole command, not of one of its points
+SWEEP, OF_STUDY = "-m", "-m study"  # of a whole command, not of one of its points
 _PLACE = "data.folder"  # of a run that somebody else made: then the user has named it
 _JUDGED = f"precision.compute cluster.hours {_PLACE}"
 _JUDGED_HELD_OUT = f"evaluation.max_windows_per_source {_JUDGED}"
@@ -56,37 +56,29 @@ _SENT = "a run that is sent takes its recipe from its folder"
 _RECIPE = "recipe within_days"  # where one is composed
 # Of what writes a recipe: ``data`` is files and ``tokenizer`` a folder, no options of conf/.
 _OWN = "name data tokenizer"
-_SAID_ITSELF = "recipe says the rest itself"
+_SAID_ITSELF = "a new recipe says the rest itself"
 # Of the ways to ask an action, the first whose ``given`` is there is meant; the last has none.
 WAYS = (
-    Way("new", "column like parameters file", "", _OWN, f"a new {_SAID_ITSELF}"),
-    Way(
-        "import",
-        "column folder weights file",
-        "",
-        _OWN,
-        f"an imported {_SAID_ITSELF}",
-    ),
+    Way("new", "column like weights parameters file", "", _OWN, _SAID_ITSELF),
     Way("show", f"{_RECIPE} cite output", "cite"),
     Way("show", f"{_RECIPE} full output"),
     Way("plan", f"{_RECIPE} at_most output study", OF_STUDY),
     Way("plan", f"{_RECIPE} calibrate output", "calibrate"),
+    Way("plan", f"{_RECIPE} run file output study", "study"),
     Way("plan", f"{_RECIPE} file output"),
-    Way("predict", f"{_RECIPE} run file output study"),
-    Way("propose", f"{_RECIPE} run file study"),
     Way("dryrun", f"{_RECIPE} output"),
     Way("parity", f"{_RECIPE} kind output", "kind"),
     Way("parity", f"{_RECIPE} layouts output"),
+    Way("prepare", f"{_RECIPE} stage run file tasks force site.*", "stage"),
     Way("prepare", f"{_RECIPE} tasks site.*"),
     Way("render", f"{_RECIPE} run file site.*"),
     Way("submit", f"{_RECIPE} run force at_most output study site.*", OF_STUDY),
     Way("submit", "resume again force site.*", "resume", why=_RESUMED),
     Way("submit", f"{_RECIPE} run again force at_most output site.*", SWEEP),
     Way("submit", f"{_RECIPE} run again force site.*"),
+    Way("status", "run runs exclude", "exclude", keys=""),
     Way("status", "run runs output", keys=""),
     Way("cancel", "run runs force", keys=""),
-    Way("readmit", "run runs", keys=""),
-    Way("stage", f"{_RECIPE} run file tasks force site.*"),
     Way("preflight", "run output", "run", _PLACE, f"a preflight of a run {_FROM_RUN}"),
     Way("preflight", f"{_RECIPE} output"),
     Way("train", f"{_RECIPE} run at_most output study site.*", OF_STUDY),
@@ -102,14 +94,13 @@ WAYS = (
         f"a merge {_FROM_RUN}",
     ),
     Way("report", f"{_RECIPE} run file study site.*", OF_STUDY),
+    Way("report", "run runs sync to", "sync", "tracking tracking.*", _SENT),
     Way("report", "run runs file", keys=""),
-    Way("lock", "run file", "run", _PLACE, f"a lock of a run {_FROM_RUN}"),
-    Way("lock", f"{_RECIPE} file"),
     Way("verify", "run file output", "", _PLACE, "a lock is compared with what it was made of"),
     Way("diff", "a b within_days output", why="its recipes are a= and b="),
     Way("pack", "run file", "run", _PLACE, f"a bundle of a run {_FROM_RUN}"),
     Way("pack", f"{_RECIPE} file"),
-    Way("emit", f"{_RECIPE} engine file"),
+    Way("export", f"{_RECIPE} engine file", "engine"),
     Way("export", "run file rows at_tokens", "", _PLACE, f"an export {_FROM_RUN}"),
     Way("evaluate", f"file {_TASKS} output", "file", "", "an exported folder has no recipe"),
     Way(
@@ -128,12 +119,34 @@ WAYS = (
         _JUDGED_HELD_OUT,
         _EVALUATED,
     ),
-    Way("sync", "run runs to", "", "tracking tracking.*", _SENT),
 )
-# `auto` has no ways of its own but those of `train` or `submit`, which it becomes.
-ACTIONS = ("auto", *dict.fromkeys(way.action for way in WAYS))
+ACTIONS = tuple(dict.fromkeys(way.action for way in WAYS))
 # What acts on a cluster and its jobs has a room of its own, `command.actions.jobs`.
-OF_JOBS = ("render", "submit", "status", "cancel", "readmit", "stage", "preflight")
+OF_JOBS = ("render", "submit", "status", "cancel", "preflight")
+
+# Actions of earlier versions, and how each is written now.
+RENAMED = {
+    "import": "action=new like=FOLDER",
+    "predict": "action=plan study=ladder",
+    "propose": "action=plan file=proposal.md",
+    "emit": "action=export engine=torchtitan",
+    "readmit": "action=status exclude=none",
+    "stage": "action=prepare stage=true",
+    "sync": "action=report sync=true",
+    "lock": "action=pack file=NAME.lock.yaml",
+}
+
+
+def check_renamed(words: Iterable[str]) -> None:
+    """Refuse an action of an earlier version.
+
+    Raises:
+        RecipeError: there is one; with the command that does its work now.
+    """
+    for key, _, value in (word.partition("=") for word in words):
+        if key in {"action", "help"} and value in RENAMED:
+            problem = f"{value!r} is another command now"
+            raise RecipeError(key, problem, f"write {RENAMED[value]}")
 
 
 def is_own(key: str) -> bool:
@@ -152,8 +165,6 @@ def check_words(action: str, keys: Collection[str]) -> None:
     Raises:
         RecipeError: there is one; with what the action takes, or the actions that take it.
     """
-    if action == "auto":
-        return
     ways = [way for way in WAYS if way.action == action]
     meant = next(way for way in ways if not way.given or way.given in keys)
     asked = f"action={action}{meant.beside}"

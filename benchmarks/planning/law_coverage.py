@@ -2,7 +2,7 @@
 
 A law is planted and a ladder's fitted runs are drawn from it, each with an error of its own, as
 other seeds would give; the law is fitted to them and the bootstrap's interval taken, as
-``action=predict`` does. Counted is how often the interval holds the planted loss of the
+``action=plan study=`` does. Counted is how often the interval holds the planted loss of the
 ladder's largest run, which is held out, and that of a run of a hundred times its FLOPs: 90 %
 would be right. The shipped ladder is the study unless one is named; the planted law is one of
 miniatures.

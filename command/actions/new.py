@@ -6,29 +6,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from command.arguments import ROOT, Arguments, groups
+from command.arguments import Arguments, groups
 from command.composition.conf_groups import compose_group
 from command.composition.recipe_tree import compose_own_sections
-from command.files.trusted_paths import NAME, is_trusted
 from command.new_recipe import material
-from command.new_recipe.material import GivenText
 from command.new_recipe.page import (
     FAMILY,
     LIBRARY_BYTES,
     PageRequest,
+    called,
     check_composes,
+    check_trusted,
     cosine,
     describe_data,
-    exists,
+    find_place,
+    read_text,
     render,
     round_rate,
+    rounded,
+    tokenizer_settings,
     write,
 )
 from command.new_recipe.sizes import choose_sizes, keep_lengths
 from components.command_line import command_line
 from components.errors import RecipeError
 from components.terminal import hide_folders, say, tell
-from data_prep.read import describe_skipped
 
 Tree = Mapping[str, Any]
 
@@ -43,6 +45,11 @@ class NewRecipe(PageRequest):
 
 def run(arguments: Arguments) -> None:
     """Write ``recipes/NAME.yaml``, or ``file=``, if what it says composes."""
+    if (folder := _hugging_face_folder(arguments)) is not None:
+        from command.new_recipe.imported import write_imported  # imports torch
+
+        write_imported(arguments, folder)
+        return
     new = read_request(arguments)
     check_trusted(new)
     write(new.file, fill(new, arguments), check_composes)
@@ -94,60 +101,23 @@ def read_request(arguments: Arguments) -> NewRecipe:
     )
 
 
-def read_text(arguments: Arguments) -> GivenText | None:
-    """Find the files of ``data=``, if it is given.
+def _hugging_face_folder(arguments: Arguments) -> Path | None:
+    """Return ``like=`` if it is a folder; the name or the file of a recipe is none.
 
     Raises:
-        RecipeError: they are no text to train on.
+        RecipeError: an option of the other kind of ``like=``.
     """
-    words = arguments.choices.get("data")
-    if words is None and arguments.column is not None:
-        raise RecipeError("column", "no text is named that has it", "name it: data=FILES")
-    text = None if words is None else material.find_text(words, arguments.column)
-    if text and text.empty:
-        say(describe_skipped(text.empty))
-    return text
-
-
-def tokenizer_settings() -> Tree:
-    """Return the settings of the tokenizer that a new recipe trains."""
-    settings = compose_group("tokenizer", FAMILY["tokenizer"])
-    return {key: value for key, value in settings.items() if key != "_target_"}
-
-
-def find_place(arguments: Arguments) -> tuple[str, Path]:
-    """Return the recipe's name, and the file to write.
-
-    Raises:
-        RecipeError: it has no name or one that is taken, or the file is there.
-    """
-    name = arguments.values.get("name")
-    if name is None:
-        raise RecipeError("name", "the recipe has none", "write name=NAME")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        problem = f"{name!r} is no name"
-        raise RecipeError("name", problem, "take a to z, 0 to 9 and _, as in my_125m")
-    file = arguments.file or ROOT / "recipes" / f"{name}.yaml"
-    if arguments.file is None and name in groups()["recipe"]:
-        remedy = f"choose another name, or write file={name}.yaml to put it elsewhere"
-        raise RecipeError("name", f"there is a recipe {name!r} already", remedy)
-    if file.suffix != ".yaml":
-        raise RecipeError("file", f"{file} does not end in .yaml", f"write file={name}.yaml")
-    if os.path.lexists(file):
-        raise exists(file)
-    return name, file
-
-
-def check_trusted(new: PageRequest, weights: Path | None = None) -> None:
-    """Raise a RecipeError if the recipe names outside data, but would count as received."""
-    folders = [new.tokenizer and new.tokenizer.folder, weights]
-    named = new.text.patterns if new.text else []
-    named += [material.as_written(folder) for folder in folders if folder]
-    outside = [place for place in named if Path(place).is_absolute()]
-    if outside and not is_trusted(new.file):
-        problem = f"{new.file} is in no place of your own, where a recipe may name {outside[0]}"
-        remedy = f"leave file= out: it is then written to {ROOT / 'recipes'}"
-        raise RecipeError("file", problem, remedy)
+    folder = Path(arguments.like or "").expanduser()
+    is_recipe = arguments.like in {None, *groups()["recipe"]} or folder.suffix == ".yaml"
+    if not is_recipe and (folder.is_dir() or "/" in str(arguments.like)):
+        if arguments.parameters is not None:
+            problem = f"the config.json in {folder} says how many"
+            raise RecipeError("parameters", problem, "leave it out")
+        return folder
+    if arguments.weights:
+        remedy = "write like=FOLDER, of a model in the form of Hugging Face"
+        raise RecipeError("weights", "like= names no folder that has them", remedy)
+    return None
 
 
 def _below(arguments: Arguments) -> Tree:
@@ -197,24 +167,12 @@ def _entry(new: NewRecipe) -> str | None:
     return place if place.startswith("../") else f"./{place}"
 
 
-def called(file: Path) -> str:
-    """Return what ``recipe=`` takes."""
-    in_recipes = (Path.cwd() / file).parent == ROOT / "recipes"
-    return file.stem if in_recipes else material.as_written(file)
-
-
 def _why(new: NewRecipe) -> str:
     text = (
         hide_folders(", ".join(new.text.patterns)) if new.text else "Python's standard library"
     )
     made = f"like {new.like}" if new.like else "of Llama's parts"
     return f"A language model {made}, of {rounded(new.sizes.parameters)}, on {text}."
-
-
-def rounded(parameters: int) -> str:
-    """Say a number of parameters in three digits."""
-    unit, letter = (1e9, "B") if parameters >= 1e9 else (1e6, "M")
-    return f"{parameters / unit:.3g}{letter} parameters"
 
 
 def _because(new: NewRecipe, asked: int | None) -> str:

@@ -28,7 +28,7 @@ def run(arguments: Arguments) -> ActionResult:
         raise RecipeError("file", "no lock is named", "write file=NAME.lock.yaml")
     given = read_given(file, "file")
     if not isinstance(given, ReceivedLock):
-        remedy = "action=lock recipe=... writes one"
+        remedy = "action=pack file=NAME.lock.yaml writes one"
         raise RecipeError("file", f"{file} is a recipe, no lock", remedy)
     lock = given.lock
     locked = side_of(lock, file.name)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -11,15 +12,18 @@ from typing import Any
 
 import yaml
 
-from command.arguments import Arguments
+from command.arguments import ROOT, Arguments, groups
 from command.composition.compose import compose_recipe
+from command.composition.conf_groups import compose_group
+from command.files.trusted_paths import NAME, is_trusted
 from command.new_recipe import material
 from command.new_recipe.material import GivenText, GivenTokenizer
 from command.new_recipe.sizes import Sizes
 from components.config.recipe import Recipe
 from components.data.files import create_atomically, parents_of
 from components.errors import RecipeError
-from components.terminal import printable
+from components.terminal import printable, say
+from data_prep.read import describe_skipped
 
 HERE = Path(__file__).parent
 FAMILY: Mapping[str, str] = yaml.safe_load((HERE / "family.yaml").read_text("utf-8"))
@@ -160,3 +164,71 @@ def check_composes(file: Path) -> Recipe:
 def exists(file: Path) -> RecipeError:
     """Describe that nothing is written over a file."""
     return RecipeError("file", f"{file} is there already", "choose another name, or remove it")
+
+
+def read_text(arguments: Arguments) -> GivenText | None:
+    """Find the files of ``data=``, if it is given.
+
+    Raises:
+        RecipeError: they are no text to train on.
+    """
+    words = arguments.choices.get("data")
+    if words is None and arguments.column is not None:
+        raise RecipeError("column", "no text is named that has it", "name it: data=FILES")
+    text = None if words is None else material.find_text(words, arguments.column)
+    if text and text.empty:
+        say(describe_skipped(text.empty))
+    return text
+
+
+def tokenizer_settings() -> Tree:
+    """Return the settings of the tokenizer that a new recipe trains."""
+    settings = compose_group("tokenizer", FAMILY["tokenizer"])
+    return {key: value for key, value in settings.items() if key != "_target_"}
+
+
+def find_place(arguments: Arguments) -> tuple[str, Path]:
+    """Return the recipe's name, and the file to write.
+
+    Raises:
+        RecipeError: it has no name or one that is taken, or the file is there.
+    """
+    name = arguments.values.get("name")
+    if name is None:
+        raise RecipeError("name", "the recipe has none", "write name=NAME")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        problem = f"{name!r} is no name"
+        raise RecipeError("name", problem, "take a to z, 0 to 9 and _, as in my_125m")
+    file = arguments.file or ROOT / "recipes" / f"{name}.yaml"
+    if arguments.file is None and name in groups()["recipe"]:
+        remedy = f"choose another name, or write file={name}.yaml to put it elsewhere"
+        raise RecipeError("name", f"there is a recipe {name!r} already", remedy)
+    if file.suffix != ".yaml":
+        raise RecipeError("file", f"{file} does not end in .yaml", f"write file={name}.yaml")
+    if os.path.lexists(file):
+        raise exists(file)
+    return name, file
+
+
+def check_trusted(new: PageRequest, weights: Path | None = None) -> None:
+    """Raise a RecipeError if the recipe names outside data, but would count as received."""
+    folders = [new.tokenizer and new.tokenizer.folder, weights]
+    named = new.text.patterns if new.text else []
+    named += [material.as_written(folder) for folder in folders if folder]
+    outside = [place for place in named if Path(place).is_absolute()]
+    if outside and not is_trusted(new.file):
+        problem = f"{new.file} is in no place of your own, where a recipe may name {outside[0]}"
+        remedy = f"leave file= out: it is then written to {ROOT / 'recipes'}"
+        raise RecipeError("file", problem, remedy)
+
+
+def called(file: Path) -> str:
+    """Return what ``recipe=`` takes."""
+    in_recipes = (Path.cwd() / file).parent == ROOT / "recipes"
+    return file.stem if in_recipes else material.as_written(file)
+
+
+def rounded(parameters: int) -> str:
+    """Say a number of parameters in three digits."""
+    unit, letter = (1e9, "B") if parameters >= 1e9 else (1e6, "M")
+    return f"{parameters / unit:.3g}{letter} parameters"

@@ -1,7 +1,8 @@
 """A ladder's finished runs, and what their law says of a recipe at its own size."""
 
+import shlex
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,15 @@ from components.command_line import command_line
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
 from components.errors import RecipeError
+from components.planner.result import Plan
+from components.report.document import ReportDocument
+from components.report.prediction import (
+    PredictedRecipe,
+    by_budgets_row,
+    prediction_document,
+    target_rows,
+)
+from components.report.proposal import LadderSays
 from components.run.records import DerivedRecord, read_record
 from components.scaling.isoflop import BestByBudgets, best_by_budgets
 from components.scaling.law import FLOPS_PER_PARAMETER, Law
@@ -47,6 +57,37 @@ class LadderResult:
             "notes": self.notes,
         }
 
+    def document(self, plan: Plan, words: Sequence[str]) -> ReportDocument:
+        """Set the prediction beside a plan; its command is the user's, without local paths."""
+        paths = ("file=", "output=", "run=")
+        said = PredictedRecipe(
+            title=f"{self.recipe.name} on {self.recipe.cluster.name}, predicted by "
+            f"{self.study.name}",
+            unit=self.study.published.unit,
+            convention=self.study.published.convention,
+            notes=self.notes,
+            rows=tuple(self._rows()),
+            again=shlex.join([
+                "python",
+                "run.py",
+                *(word for word in words if not word.startswith(paths)),
+            ]),
+        )
+        return prediction_document(said, self.prediction, self.law, plan)
+
+    def for_proposal(self) -> LadderSays:
+        """Return what a proposal has of it."""
+        return LadderSays(study=self.study.name, rows=tuple(self._rows()), notes=self.notes)
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        """Give label and text of what is predicted, the rate by the ladder's rule among it."""
+        yield from target_rows(self.prediction)
+        if self.by_budgets is not None:
+            yield by_budgets_row(self.by_budgets)
+        rule, own = self.study.ladder.lr, _rate_of(self.recipe)
+        said = f"{self.lr:.3g}, {rule.base:g} (N / {rule.at_parameters:,})^{rule.exponent:.3g}"
+        yield "rate by the ladder's rule", said + (f"; the recipe has {own:.3g}" if own else "")
+
 
 def read_ladder(arguments: Arguments, recipe: Recipe) -> LadderResult:
     """Fit the runs of the ladder ``study=``, and predict the recipe by their law.
@@ -54,13 +95,11 @@ def read_ladder(arguments: Arguments, recipe: Recipe) -> LadderResult:
     Raises:
         RecipeError: no ladder is named, runs are missing, or they do not determine a law.
     """
-    if arguments.study is None:
-        raise RecipeError("study", "no ladder is named", "write study=ladder")
     words = [f"study={arguments.study}", "action=report"]
     request = ask(words if arguments.run is None else [*words, f"run={arguments.run}"])
     study = request.study
     if not isinstance(study, LadderStudy):
-        remedy = "write study=ladder, or a file with ladder: (docs/scaling.md)"
+        remedy = "a ladder is read (docs/scaling.md); -m plans the points of any other study"
         raise RecipeError("study", f"{study.name} is no ladder", remedy)
     rows = finished_runs(request, study)
     active, tokens = non_embedding(recipe), recipe.budget.total_tokens

@@ -16,7 +16,6 @@ from command.words import SWEEP
 from components.errors import RecipeError
 
 STUDY = "study="
-READERS_OF_STUDY = {"action=predict", "action=propose"}
 MOST_POINTS = 10_000
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 LONGEST = 200  # a file system takes 255
@@ -50,13 +49,13 @@ def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
 def study_words(words: Sequence[str]) -> list[str] | None:
     """Return a study's words without ``-m``; nothing where no study is asked for.
 
-    What reads a study's runs beside a recipe of its own is no study.
+    A plan without ``-m`` reads the runs of a ladder, beside a recipe of its own.
 
     Raises:
         RecipeError: a study without ``-m`` whose report is not asked for, or more than one.
     """
     named = sum(word.startswith(STUDY) for word in words)
-    if not named or not READERS_OF_STUDY.isdisjoint(words):
+    if not named or (SWEEP not in words and "action=plan" in words):
         return None
     # A study's report is one page, not many runs.
     if SWEEP not in words and "action=report" not in words:

@@ -115,8 +115,9 @@ def open_staged(asked: TaskList, place: Path) -> StagedData:
         RecipeError: they are not there, are those of another list, or a file was changed.
     """
     way = (
-        f"where there is a network: python run.py action=stage tasks={asked.name} recipe=..., "
-        f"or action=prepare; tasks_folder=FOLDER says where tasks-{asked.name} lies"
+        "where there is a network: python run.py action=prepare stage=true "
+        f"tasks={asked.name} recipe=..., or without stage=true; "
+        f"tasks_folder=FOLDER says where tasks-{asked.name} lies"
     )
     if not (place / RECORD).is_file():
         problem = f"the data of {asked.name} are not staged: there is no {place / RECORD}"

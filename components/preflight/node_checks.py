@@ -104,7 +104,7 @@ def check_network(recipe: Recipe, folder: RunFolder, seen: Mapping[str, str]) ->
         expected=f"nothing fetched: {offline[0]}" if offline else "nothing fetched",
         rule="data.sources",
         verdict="ok" if not wanted else "bad" if offline else "unknown",
-        remedy="action=prepare or action=stage where there is a network",
+        remedy="action=prepare or action=prepare stage=true where there is a network",
     )
 
 

@@ -20,7 +20,7 @@ RECIPES = HERE / "recipes"
 READ_BY = {
     "show": "action=show",
     "plan": "action=plan scale=full cluster=jean_zay",
-    "lock": "action=lock file=out.lock.yaml",
+    "lock": "action=pack file=out.lock.yaml",
     "pack": "action=pack file=out.recipe.yaml",
     "prepare": "action=prepare",
     "render": "action=render cluster=juwels",

@@ -25,7 +25,7 @@ RAW = re.compile("[\x1b\x9b\u202a-\u202e\u2066-\u2069]")
 RECIPES = (
     "recipe={} action=show",
     "recipe={} action=plan cluster=jean_zay scale=full",
-    "recipe={} action=lock file=out.lock.yaml",
+    "recipe={} action=pack file=out.lock.yaml",
     "recipe={} action=pack file=out.recipe.yaml",
     "recipe={} action=render cluster=juwels",
     "action=diff a={} b=teuken7b",
@@ -33,7 +33,7 @@ RECIPES = (
 OF_RUN = (
     "action=status run={}",
     "action=report run={}",
-    "action=lock run={} file=out.lock.yaml",
+    "action=pack run={} file=out.lock.yaml",
     "action=pack run={} file=out.recipe.yaml",
     "action=diff a={} b=bloom560m",
     "action=cancel run={}",
@@ -86,7 +86,7 @@ TARGETS: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
 LINES = (
     "recipe=teuken7b action=show",
     "recipe=bloom560m action=plan cluster=jean_zay scale=full",
-    "recipe=./r.yaml action=lock file=out.lock.yaml",
+    "recipe=./r.yaml action=pack file=out.lock.yaml",
     "action=verify file=x.lock.yaml",
     "action=diff a=teuken7b b=bloom560m",
     "-m recipe=teuken7b optimizer.lr=1e-4,1e-3 action=show",

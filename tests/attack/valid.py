@@ -147,8 +147,8 @@ def make_valid(folder: Path) -> None:
     for words in (
         [*tiny, *FEW, "run=run"],
         ["action=export", "run=run", "file=exported"],
-        [*tiny, "action=lock", "file=tiny.lock.yaml"],
-        ["action=lock", "recipe=bloom560m", "model.dim=64", "file=x.lock.yaml"],
+        [*tiny, "action=pack", "file=tiny.lock.yaml"],
+        ["action=pack", "recipe=bloom560m", "model.dim=64", "file=x.lock.yaml"],
         ["action=pack", "recipe=bloom560m", "model.dim=64", "file=x.recipe.yaml"],
     ):
         if status := main(words):

@@ -284,7 +284,7 @@ def excludes_and_readmits(slurm: LocalSlurm, run: Path) -> None:
         assert told.startswith("it cannot begin: 1 nodes are up that it does not avoid, of 2")
     finally:
         slurm.call("scontrol", "update", f"NodeName={drained}", "State=RESUME")
-    assert main(["action=readmit", f"run={run}"]) == 0
+    assert main(["action=status", f"run={run}", "exclude=none"]) == 0
     assert avoided not in slurm.call(*said)
 
 

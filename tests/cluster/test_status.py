@@ -242,7 +242,7 @@ def test_a_run_that_blocks_itself_is_told_with_the_way_out(
     jobs = run_on("juwels", "scale=mini", "cluster.nodes=2")
     submitted(jobs, "77")
     found = avoiding(jobs, programs, "n1 idle", "n2 drain", "n3 alloc", "n4 down*")
-    words = ["action=readmit", f"run={jobs.folder.path}"]
+    words = ["action=status", f"run={jobs.folder.path}", "exclude=none"]
     way = command_line(*words)
     assert found.next == (
         "it cannot begin: 1 nodes are up that it does not avoid, of 2; it avoids n1; "
@@ -265,7 +265,7 @@ def test_a_run_that_avoids_a_node_and_can_begin_names_it_too(
     submitted(jobs, "77")
     found = avoiding(jobs, programs, "n1 idle", "n2 idle", "n3 alloc")
     assert found.next.startswith("it avoids n1, the first until 2")
-    assert f"action=readmit run={jobs.folder.path}" in found.next
+    assert f"action=status run={jobs.folder.path} exclude=none" in found.next
 
 
 def test_a_run_whose_jobs_left_the_queue_before_any_began_is_lost(jobs: Jobs) -> None:

@@ -74,7 +74,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         ((SMALL, "action=submit", *ON_CLUSTER), 1, 1),
         ((SMALL, "action=parity", "layouts=[{data: 2}]"), 1, 1),
         ((SMALL, "action=parity", "layouts=[{data: 2}, {tensor: 2}]"), 2, 1),
-        ((SMALL, "action=lock", "file=x.lock.yaml"), 1, 1),
+        ((SMALL, "action=pack", "file=x.lock.yaml"), 1, 1),
         ((SMALL, "action=pack", "file=x.recipe.yaml"), 1, 1),
         # A phase, a parent and a child are recipes of their own.
         (("recipe=teuken7b", "action=show", "output=json", CHILD), 2, 1),

@@ -1,4 +1,4 @@
-"""``action=emit`` says a recipe to another trainer, or says what of it cannot be said."""
+"""``action=export engine=`` says a recipe to another trainer, or what of it cannot be said."""
 
 import ast
 import json
@@ -34,7 +34,7 @@ def said(*words: str) -> list[str]:
 
 
 def emit(folder: Path, *words: str) -> Path:
-    assert main(["action=emit", f"file={folder}", *said(*words)]) == 0
+    assert main(["action=export", "engine=torchtitan", f"file={folder}", *said(*words)]) == 0
     return folder
 
 
@@ -128,7 +128,7 @@ def test_first_weights_are_cut_where_the_recipes_are(tmp_path: Path) -> None:
 
 
 def refused(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str:
-    assert main(["action=emit", f"file={folder}", *words]) == 2
+    assert main(["action=export", "engine=torchtitan", f"file={folder}", *words]) == 2
     assert not folder.exists()
     return capfd.readouterr().err
 
@@ -255,15 +255,15 @@ def test_another_family_is_refused_with_all_that_it_lacks(tmp_path: Path, capfd:
 def test_nothing_is_written_over_and_a_folder_is_named(tmp_path: Path, capfd: Any) -> None:
     folder = emit(tmp_path / "out")
     assert "put the run's tokenizer.json" in capfd.readouterr().err
-    assert main(["action=emit", *SAID, f"file={folder}"]) == 2
+    assert main(["action=export", "engine=torchtitan", *SAID, f"file={folder}"]) == 2
     assert "out exists" in capfd.readouterr().err
-    assert main(["action=emit", *SAID]) == 2
+    assert main(["action=export", "engine=torchtitan", *SAID]) == 2
     assert "file: no folder is named" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("engine", ["nanotron", "megatron-bridge"])
 def test_another_trainer_is_refused_with_what_to_use_instead(engine: str, capfd: Any) -> None:
-    assert main(["action=emit", f"engine={engine}", *SAID]) == 2
+    assert main(["action=export", f"engine={engine}", *SAID]) == 2
     err = capfd.readouterr().err
     assert f"engine: '{engine}' is not known" in err
     assert "action=export writes a Hugging Face folder" in err

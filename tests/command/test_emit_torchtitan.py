@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from command.actions.emit.checks import VERSION
+from command.actions.export.checks import VERSION
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from command.main import main
@@ -68,7 +68,7 @@ def emitted(
     """Write the folder, let torchtitan parse its file, and import its module."""
     words = [*WORDS, *request.param]
     folder = tmp_path / "out"
-    assert main(["action=emit", *words, f"file={folder}"]) == 0
+    assert main(["action=export", "engine=torchtitan", *words, f"file={folder}"]) == 0
     monkeypatch.syspath_prepend(str(folder))
     from torchtitan.config import ConfigManager
     from torchtitan.protocols import train_spec

@@ -222,12 +222,16 @@ def test_what_the_system_refuses_and_a_user_can_mend_is_no_fault(
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize(
-    "words",
-    [("pack",), ("lock",), ("plan", "cluster=juwels", "scale=full")],
-    ids=lambda w: w[0],
+    ("words", "name"),
+    [
+        (("action=pack",), "x.recipe.yaml"),
+        (("action=pack",), "x.lock.yaml"),
+        (("action=plan", "cluster=juwels", "scale=full"), "plan.html"),
+    ],
 )
 def test_a_file_that_has_no_room_is_named_and_leaves_nothing(
     words: tuple[str, ...],
+    name: str,
     number: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -237,8 +241,8 @@ def test_a_file_that_has_no_room_is_named_and_leaves_nothing(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    file = tmp_path / "new" / "folder" / "file.html"
-    assert main(["recipe=teuken7b", f"action={words[0]}", *words[1:], f"file={file}"]) == 2
+    file = tmp_path / "new" / "folder" / name
+    assert main(["recipe=teuken7b", *words, f"file={file}"]) == 2
     message = capfd.readouterr().err
     assert str(file) in message
     assert os.strerror(number) in message

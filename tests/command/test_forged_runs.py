@@ -27,9 +27,9 @@ CHAIN = (
 ACTIONS = {
     "status": ("action=status", "run=run"),
     "cancel": ("action=cancel", "run=run"),
-    "readmit": ("action=readmit", "run=run"),
+    "readmit": ("action=status", "run=run", "exclude=none"),
     "report": ("action=report", "run=run", "file=report.html"),
-    "lock": ("action=lock", "run=run", "file=a.lock.yaml"),
+    "lock": ("action=pack", "run=run", "file=a.lock.yaml"),
     "pack": ("action=pack", "run=run", "file=a.recipe.yaml"),
     "verify": ("action=verify", "file=good.lock.yaml", "run=run"),
     "diff": ("action=diff", "a=run", "b=run"),
@@ -37,7 +37,13 @@ ACTIONS = {
     "evaluate": ("action=evaluate", "run=run"),
     "preflight": ("action=preflight", "run=run"),
     "calibrate": ("action=plan", "recipe=teuken7b", "calibrate=[run]"),
-    "sync": ("action=sync", "run=run", "tracking=mlflow", "to=http://127.0.0.1:9"),
+    "sync": (
+        "action=report",
+        "sync=true",
+        "run=run",
+        "tracking=mlflow",
+        "to=http://127.0.0.1:9",
+    ),
     "resume": ("resume=run",),
 }
 # Who reads what; where a file is forged, the first of them refuses it.
@@ -82,7 +88,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     profiled = ("profiler.steps=1", "profiler.first_step=1")
     assert act(home, *kept, *own, *profiled, "run=run") == 0
     assert act(home, "action=evaluate", "run=run") == 0
-    assert act(home, "action=lock", "run=run", "file=good.lock.yaml") == 0
+    assert act(home, "action=pack", "run=run", "file=good.lock.yaml") == 0
     (home / "run" / "jobs").mkdir()
     lines = "".join(f"{json.dumps(line)}\n" for line in CHAIN)
     (home / "run" / "jobs" / "chain.jsonl").write_text(lines)

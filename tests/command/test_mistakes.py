@@ -72,7 +72,7 @@ def _train_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         compose_recipe(arguments)
         pytest.fail(f"it is accepted: {' '.join(arguments.words)}")
 
-    monkeypatch.setattr("command.actions.auto.run", stop)
+    monkeypatch.setattr("command.perform._choose", stop)
 
 
 @each
@@ -113,7 +113,8 @@ def test_a_way_out_is_accepted(mistake: Mistake) -> None:
     for words in _mended(mistake):
         try:
             arguments = read_point(words)
-            check_words(arguments.action, keys_of(words))
+            if arguments.action != "auto":
+                check_words(arguments.action, keys_of(words))
             if not arguments.searches:  # which takes its time
                 compose_recipe(arguments)
         except RecipeError as error:  # of another word: the command has a second mistake

@@ -26,7 +26,7 @@ from tests.command.test_new import composed, new, refused, write_texts
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with ten texts; a clone's recipes lie in it, too."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("command.actions.new.ROOT", tmp_path)
+    monkeypatch.setattr("command.new_recipe.page.ROOT", tmp_path)
     write_texts(tmp_path / "texts")
     return tmp_path
 

@@ -26,7 +26,7 @@ def answer(capfd: Any, *words: str, status: int = 0) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_a_lock_holds_and_names_the_parent_where_another_has_none(capfd: Any) -> None:
-    assert main([*WORDS, "action=lock", "file=a.lock.yaml"]) == 0
+    assert main([*WORDS, "action=pack", "file=a.lock.yaml"]) == 0
     assert main(["action=verify", "file=a.lock.yaml"]) == 0
     found = answer(capfd, "action=diff", "a=a.lock.yaml", "b=teuken7b")
     computes = {one["key"] for one in found["differences"]["mathematics"]}

@@ -90,11 +90,15 @@ def test_resume_refuses_a_received_run_before_it_writes_anything(
     assert "was not made by you" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("action", ["lock", "pack", "preflight"])
+@pytest.mark.parametrize(
+    "asked",
+    [("pack", "file=a.lock.yaml"), ("pack", "file=a.recipe.yaml"), ("preflight",)],
+)
 def test_data_elsewhere_are_read_only_where_the_user_names_their_folder(
-    received: Path, action: str, capsys: pytest.CaptureFixture[str]
+    received: Path, asked: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = (f"action={action}", "run=run", *(("file=a",) if action != "preflight" else ()))
+    action, *file = asked
+    words = (f"action={action}", "run=run", *file)
     assert main(words) == 2
     said = capsys.readouterr().err
     assert said.startswith(
@@ -135,7 +139,7 @@ def test_the_words_in_a_run_that_name_no_recipe_are_refused(
 ) -> None:
     environment = {"command": ["python", "run.py", "action=show"]}
     (run / "environment.json").write_text(json.dumps(environment))
-    assert main(["action=lock", "run=run", "file=a"]) == 2
+    assert main(["action=pack", "run=run", "file=a"]) == 2
     assert "environment.json: its command names no recipe" in capsys.readouterr().err
 
 

@@ -44,9 +44,9 @@ def answer(capfd: pytest.CaptureFixture[str]) -> Json:
 @pytest.fixture(scope="module", autouse=True)
 def made(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Write a lock and a bundle once; tests work on copies."""
-    for action, name in (("lock", "x.lock.yaml"), ("pack", "x.recipe.yaml")):
-        file = tmp_path_factory.mktemp(action) / name
-        assert main([*SMALL, f"action={action}", f"file={file}"]) == 0
+    for name in ("x.lock.yaml", "x.recipe.yaml"):
+        file = tmp_path_factory.mktemp("made") / name
+        assert main([*SMALL, "action=pack", f"file={file}"]) == 0
         MADE[name] = file.read_text("utf-8")
 
 
@@ -214,13 +214,13 @@ def test_a_bundle_composes_what_was_packed_at_every_scale() -> None:
     assert compose_recipe(read_point(["recipe=./x.recipe.yaml", *juwels])) == at_home
 
 
-@pytest.mark.parametrize("kind", ["lock", "pack"])
+@pytest.mark.parametrize("kind", ["lock", "recipe"])
 def test_the_commands_in_a_file_of_an_unusual_name_are_quoted(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    name = f"it's mine.{'lock' if kind == 'lock' else 'recipe'}.yaml"
-    assert main([f"action={kind}", "recipe=teuken7b", f"file={name}"]) == 0
+    name = f"it's mine.{kind}.yaml"
+    assert main(["action=pack", "recipe=teuken7b", f"file={name}"]) == 0
     lines = (tmp_path / name).read_text("utf-8").splitlines()
     commands = [line.partition("python run.py ")[2] for line in lines]
     words = [shlex.split(command) for command in commands if command]
@@ -306,7 +306,7 @@ def test_a_hostile_bundle_is_refused_by_line(
         (("action=diff", "a=bloom560m"), "b: two sides are compared"),
         (("action=diff", "a=bloom560m", "b=nothing"), "there is no recipe 'nothing'"),
         (("recipe=x.lock.yaml", "action=show"), "a lock freezes a recipe of this repository"),
-        ((*SMALL, "action=lock", "parallelism=auto"), "another search may find another"),
+        ((*SMALL, "action=pack", "parallelism=auto"), "another search may find another"),
         ((*SMALL, "action=pack", "file=."), "file: . is a folder"),
         (("recipe=x.recipe.yaml", "optimizer=adam"), "optimizer: a bundle has its own"),
     ],
@@ -327,11 +327,11 @@ def test_wrong_input_is_told(
 def test_a_file_that_is_there_is_replaced_only_by_name(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*SMALL, "action=lock"]) == 0
+    assert main([*SMALL, "action=pack"]) == 0
     name = capfd.readouterr().out.strip()
-    assert main([*SMALL, "action=lock"]) == 2
+    assert main([*SMALL, "action=pack"]) == 2
     assert f"{name} is there already" in capfd.readouterr().err
-    assert main([*SMALL, "action=lock", f"file={name}"]) == 0
+    assert main([*SMALL, "action=pack", f"file={name}"]) == 0
 
 
 def test_what_is_shared_names_no_folder_of_the_author(
@@ -355,8 +355,8 @@ def test_what_is_shared_names_no_folder_of_the_author(
         f"why='as in {home}/notes'",
     ]
     assert main([*words, "action=prepare"]) == 0
-    for action, file in (("lock", "x.lock.yaml"), ("pack", "x.recipe.yaml")):
-        assert main([*words, f"action={action}", f"file={file}"]) == 0
+    for file in ("x.lock.yaml", "x.recipe.yaml"):
+        assert main([*words, "action=pack", f"file={file}"]) == 0
         assert "anna" not in Path(file).read_text("utf-8")
         tree = answer("action=verify", f"file={file}", f"data.folder={home}/prepared")
         assert tree["same_mathematics"]

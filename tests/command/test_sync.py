@@ -1,12 +1,12 @@
-"""``action=sync``: which tracker a run is sent to, and what is refused before it is sent."""
+"""``action=report sync=true``: which tracker gets a run, and what is refused before."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from command.actions import sync
-from command.actions.sync import tracking_of
+from command.actions.report import sync
+from command.actions.report.sync import tracking_of
 from command.arguments import read_point
 from command.main import main
 from components.config.check import read_recipe
@@ -85,12 +85,12 @@ def test_what_names_no_tracker_is_refused(
 def test_what_cannot_be_sent_is_refused_with_a_way_out(
     run: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["action=sync", f"run={run}", *words]) == 2
+    assert main(["action=report", "sync=true", f"run={run}", *words]) == 2
     assert capsys.readouterr().err.startswith(said)
 
 
 def test_a_folder_that_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["action=sync", "run=nowhere"]) == 2
+    assert main(["action=report", "sync=true", "run=nowhere"]) == 2
     assert capsys.readouterr().err.startswith("run: nowhere is no run folder")
 
 
@@ -98,7 +98,7 @@ def test_a_library_that_is_missing_is_named_before_anything_is_written(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run_export, "find_spec", lambda name: None)
-    assert main(["action=sync", f"run={run}", WANDB]) == 2
+    assert main(["action=report", "sync=true", f"run={run}", WANDB]) == 2
     said = capsys.readouterr().err
     assert said.startswith("tracking.wandb: wandb is not installed\n")
     assert "requirements/tracking.lock" in said
@@ -107,7 +107,7 @@ def test_a_library_that_is_missing_is_named_before_anything_is_written(
 
 def test_a_url_is_taken_as_it_stands() -> None:
     url = "https://me:secret@mlflow.example.org/a?b=c,d"
-    assert read_point(["action=sync", f"to={url}"]).to == url
+    assert read_point(["action=report", "sync=true", f"to={url}"]).to == url
 
 
 def test_two_commands_do_not_send_a_run_at_once(
@@ -120,5 +120,5 @@ def test_two_commands_do_not_send_a_run_at_once(
 
     name = sync.SYNC_LOCK
     with alone(run, seconds=0, occupied=refused, say=print, name=name):
-        assert main(["action=sync", f"run={run}", WANDB]) == 2
+        assert main(["action=report", "sync=true", f"run={run}", WANDB]) == 2
     assert f"run: {run} is being sent by " in capfd.readouterr().err

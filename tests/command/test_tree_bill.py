@@ -104,7 +104,7 @@ def test_pages_and_proposals_have_the_trees_sums(
     assert main(["action=plan", *BASE, *NODES, f"file={page}", "output=json"]) == 0
     tree = json.loads(capfd.readouterr().out)["children"]
     assert "The whole tree" in page.read_text()
-    assert main(["action=propose", *BASE, *NODES, f"file={paper}"]) == 0
+    assert main(["action=plan", *BASE, *NODES, f"file={paper}"]) == 0
     rows = dict(
         line.strip("| ").split(" | ")[:2]
         for line in paper.read_text().splitlines()

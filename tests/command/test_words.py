@@ -8,7 +8,7 @@ import pytest
 from command.arguments import COMMAND_KEYS
 from command.main import main
 from command.options import OPTIONS
-from command.words import ACTIONS, WAYS, check_words, is_own
+from command.words import ACTIONS, RENAMED, WAYS, check_words, is_own, keys_of
 from components.config.recipe import Recipe
 from components.config.schema.types import fields_of
 from components.errors import RecipeError
@@ -28,12 +28,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "message"),
     [
         ([RECIPE, "action=show", "file=x"], f"file: not used by action=show\n  {TAKE}new, "),
-        ([RECIPE, "action=plan", "run=x"], f"run: not used by action=plan\n  {TAKE}predict, "),
+        ([RECIPE, "action=plan", "run=x"], f"run: not used by action=plan\n  {TAKE}plan with"),
         ([RECIPE, "action=plan", "at_most=2"], "at_most: not used by action=plan\n"),
         ([RECIPE, "file=x"], "file: not used by action=train\n"),
         ([RECIPE, "again=true"], f"again: not used by action=train\n  {TAKE}submit\n"),
         ([RECIPE, "action=train", "output=json"], "output: not used by action=train\n"),
-        ([RECIPE, "action=show", "site.account=me"], f"{TAKE}prepare, render, submit, stage"),
+        ([RECIPE, "action=show", "site.account=me"], f"{TAKE}prepare, render, submit, "),
         ([RECIPE, "action=show", "at_tokens=5"], f"{TAKE}rewind, merge, export and evaluate\n"),
         ([RECIPE, "action=dryrun", "calibrate=[x]"], f"{TAKE}plan\n"),
         (
@@ -53,11 +53,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["action=evaluate", "run=x", "model.dim=6"],
             "model.dim: an evaluation takes its recipe",
         ),
-        (["action=sync", "run=x", "file=y"], "file: not used by action=sync\n"),
+        (
+            ["action=report", "sync=true", "run=x", "file=y"],
+            "file: not used by action=report w",
+        ),
         (["action=diff", "a=x", "b=y", RECIPE], "recipe: its recipes are a= and b=\n"),
         (
-            ["action=lock", "run=x", "budget.seed=1"],
-            "budget.seed: a lock of a run takes its recipe from its run folder\n"
+            ["action=pack", "run=x", "budget.seed=1"],
+            "budget.seed: a bundle of a run takes its recipe from its run folder\n"
             "  leave it out, or leave out run\n",
         ),
         (
@@ -145,7 +148,7 @@ def test_every_word_of_the_command_is_used_by_an_action() -> None:
     for key in set(COMMAND_KEYS) - {"action"}:
         assert is_own(key)
     assert not is_own("tracking")
-    for action in set(ACTIONS) - {"auto"}:
+    for action in ACTIONS:
         *others, plain = (way for way in WAYS if way.action == action)
         assert all(way.given for way in others)
         assert not plain.given
@@ -153,7 +156,7 @@ def test_every_word_of_the_command_is_used_by_an_action() -> None:
 
 def test_every_section_of_a_recipe_is_taken_where_a_recipe_is_composed() -> None:
     sections = set(fields_of(Recipe)) - {"name", "why", "home"}
-    for action in ("show", "plan", "dryrun", "parity", "prepare", "render", "submit", "stage"):
+    for action in ("show", "plan", "dryrun", "parity", "prepare", "render", "submit"):
         check_words(action, [*(f"{section}.x" for section in sections), "recipe", "scale"])
 
 
@@ -177,7 +180,7 @@ def _options_read(action: str) -> set[str]:
     return looked & OPTIONS.keys()
 
 
-@pytest.mark.parametrize("action", sorted(set(ACTIONS) - {"auto"}))
+@pytest.mark.parametrize("action", ACTIONS)
 def test_what_an_action_reads_it_may_be_given(action: str) -> None:
     for key in _options_read(action):
         assert any(way.takes(key) for way in WAYS if way.action == action), key
@@ -193,6 +196,19 @@ def test_a_side_takes_the_search_that_both_sides_are_asked_for(
     assert main([*words[:2], "b=teuken7b", "parallelism=auto"]) == 2
     assert capfd.readouterr().err == alone
     assert "parallelism: auto, but nobody has measured the cluster" in alone
+
+
+@pytest.mark.parametrize("words", ["action={}", "help={}", "-m action={} study=ladder"])
+@pytest.mark.parametrize("name", RENAMED)
+def test_an_action_of_an_earlier_version_is_answered_with_its_command(
+    name: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.format(name).split()) == 2
+    said = capfd.readouterr().err
+    assert said.endswith(f": {name!r} is another command now\n  write {RENAMED[name]}\n")
+    action, *options = keys_of(RENAMED[name].split())
+    assert action == "action"
+    check_words(RENAMED[name].split()[0].removeprefix("action="), options)
 
 
 def test_check_words_names_the_first_word_that_is_refused() -> None:

@@ -26,7 +26,8 @@ ACTIONS = (
     ),
     (0, (*TINY, "action=parity", "parallelism.data=2", "cluster.ranks=2")),
     (0, ("recipe=bloom560m", "cluster=jean_zay_v100", "action=dryrun")),
-    (2, ("recipe=teuken7b", "cluster=juwels", "action=stage", "file=stage")),  # no network
+    # No network.
+    (2, ("recipe=teuken7b", "cluster=juwels", "action=prepare", "stage=true", "file=stage")),
 )
 
 

@@ -54,7 +54,7 @@ def test_all_that_a_run_measured_is_sent_from_elsewhere(
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     with wandb_server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        said = program("action=sync", f"run={run}", f"to={store}")
+        said = program("action=report", "sync=true", f"run={run}", f"to={store}")
     assert len(said.stdout.splitlines()) == 2
     (history,) = server.history.values()
     told = {

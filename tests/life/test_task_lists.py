@@ -135,7 +135,7 @@ def test_an_exported_folder_is_asked_where_the_data_are_said_to_be(
     words = ("action=evaluate", f"file={export}", "tasks=mula9")
     said = program(*words, status=2).stderr
     assert "the data of mula9 are not staged: there is no tasks-mula9/tasks.json" in said
-    assert "action=stage tasks=mula9" in said
+    assert "action=prepare stage=true tasks=mula9" in said
     said = program(*words, f"tasks_folder={home}/prepared").stdout
     rows = [line.split() for line in said.splitlines() if line.startswith("mula9")]
     score = evaluated[0]["scores"]["mula9"]["tasks"]["piqa"]["score"]

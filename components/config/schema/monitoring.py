@@ -1,7 +1,8 @@
 """Schema of ``guard``, ``watchdog``, ``profiler`` and ``tracking``: a run that is watched.
 
 Each fault has a class here, and in `components.fault_tolerance.faults` a function named like
-its ``fault``. No rank reads ``tracking``: ``action=sync`` does, on a machine with a network.
+its ``fault``. No rank reads ``tracking``: ``action=report sync=true`` does, on a machine with
+a network.
 """
 
 from collections.abc import Mapping

@@ -51,7 +51,7 @@ def test_what_is_staged_trains_where_only_the_loopback_is(tmp_path: Path) -> Non
     clone, home, stage = (tmp_path / name for name in ("clone", "home", "made.stage"))
     call("git", "clone", "--quiet", str(ROOT), str(clone), cwd=tmp_path)
     run_py = (sys.executable, str(clone / "run.py"), *WORDS)
-    call(*run_py, "action=stage", f"file={stage}", cwd=tmp_path)
+    call(*run_py, "action=prepare", "stage=true", f"file={stage}", cwd=tmp_path)
     call(*run_py, f"run={tmp_path / 'here'}", cwd=tmp_path)
     script = tmp_path / "offline.sh"
     script.write_text(

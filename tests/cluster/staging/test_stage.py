@@ -10,7 +10,7 @@ import pytest
 from cluster.image_file import stage_image
 from cluster.staging import INSTALLER, bundle_code, target_of, write_installer
 from cluster.user import User
-from command.actions.jobs.stage import locks_of
+from command.actions.prepare.stage import locks_of
 from components.errors import RecipeError
 from tests.cluster.jobs import recipe_of
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from command.actions.emit import checks, write_files
+from command.actions.export import checks
+from command.actions.export.torchtitan import write_files
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.config.part_nodes import check_nodes

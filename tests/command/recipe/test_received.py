@@ -27,10 +27,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     """A lock and a bundle as mappings, for tests to change."""
     folder = tmp_path_factory.mktemp("written")
     found = {}
-    for action in ("lock", "pack"):
-        file = folder / f"{action}.yaml"
-        assert main([*SMALL, f"action={action}", f"file={file}"]) == 0
-        found[action] = yaml.safe_load(file.read_text("utf-8"))
+    for kind in ("lock", "recipe"):
+        file = folder / f"x.{kind}.yaml"
+        assert main([*SMALL, "action=pack", f"file={file}"]) == 0
+        found[kind] = yaml.safe_load(file.read_text("utf-8"))
     return found
 
 
@@ -67,12 +67,12 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("action", ["lock", "pack"])
+@pytest.mark.parametrize("kind", ["lock", "recipe"])
 @pytest.mark.parametrize("group", CHOICES)
 def test_a_choice_of_a_received_lock_is_an_option_that_exists(
-    group: str, action: str, written: dict[str, Any], folder: Path, capfd: Said
+    group: str, kind: str, written: dict[str, Any], folder: Path, capfd: Said
 ) -> None:
-    forged = forge(written[action], "asked", "choices", **{group: CHOICES[group]})
+    forged = forge(written[kind], "asked", "choices", **{group: CHOICES[group]})
     file = save(forged, "x.lock.yaml")
     words = {"verify": [f"file={file}"], "diff": [f"a={file}", "b=bloom560m"]}
     for name, own in words.items():
@@ -168,7 +168,7 @@ def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
 ) -> None:
     (folder / "linked").symlink_to(tmp_path)
     section, _, name = key.partition(".")
-    bundle = forge(written["pack"], "composed", section, **{name: where})
+    bundle = forge(written["recipe"], "composed", section, **{name: where})
     recipe = {"defaults": ["bloom560m", "_self_"], "name": "r", section: {name: where}}
     for file in (save(bundle, "x.recipe.yaml"), save(recipe, "r.yaml")):
         assert main([f"recipe=./{file}", "action=show"]) == 2

@@ -55,7 +55,7 @@ def test_a_private_recipe_is_named_and_listed_like_the_house_s(
     write(private / "recipes" / "mine.yaml", OWN_TEXT + "why: Mine.\n")
     write(private / "recipes" / "broken.yaml", "a: [")
     assert files_of("mine") == ["/scratch/me/text.jsonl"]
-    assert main([]) == 0
+    assert main(["action=show"]) == 0
     lines = {line.split()[0]: line for line in capfd.readouterr().out.splitlines() if line}
     assert lines["mine"].split() == ["mine", "juwels", "Mine."]
     assert "broken.yaml:1" in lines["broken"]
@@ -144,7 +144,7 @@ def test_a_lock_of_the_user_s_own_may_be_of_a_recipe_anywhere(
 ) -> None:
     elsewhere = write(tmp_path / "elsewhere" / "r.yaml", "defaults: [bloom560m]\nname: r\n")
     lock = work / "r.lock.yaml"
-    assert main([f"recipe={elsewhere}", "action=lock", f"file={lock}"]) == 0
+    assert main([f"recipe={elsewhere}", "action=pack", f"file={lock}"]) == 0
     assert main(["action=verify", f"file={lock}"]) == 2
     assert "leads out of the working folder" in capfd.readouterr().err
     own = lock.rename(clone / "recipes" / "r.lock.yaml")

@@ -22,7 +22,7 @@ from components.scaling.law import Law
 PLANTED = Law(E=1.5, A=56.0, B=300.0, alpha=0.3, beta=0.35, objective=0.0)
 # Teuken-7B: 7,452,725,248 parameters less 250,680 padded to 250,880 rows of 4,096, tied.
 LARGE, TOKENS = 7_452_725_248 - 250_680 * 4_096, 6_000_000_000_000
-PREDICT = ("action=predict", "study=ladder", "recipe=teuken7b", "cluster=juwels")
+PREDICT = ("action=plan", "study=ladder", "recipe=teuken7b", "cluster=juwels")
 
 
 def shipped() -> dict[str, Any]:
@@ -214,7 +214,7 @@ def test_a_study_of_ones_own_is_told_to_be_run_by_its_path(
 ) -> None:
     own = tmp_path / "my ladder.yaml"
     shutil.copy(ROOT / "studies" / "ladder.yaml", own)
-    assert main(["action=predict", f"study={own}", *PREDICT[2:], f"run={tmp_path}"]) == 2
+    assert main(["action=plan", f"study={own}", *PREDICT[2:], f"run={tmp_path}"]) == 2
     assert command_line("-m", f"study={own}") in capfd.readouterr().err
 
 
@@ -230,8 +230,8 @@ def test_the_terminal_has_law_runs_rate_and_bill(
 @pytest.mark.parametrize(
     ("words", "path", "problem"),
     [
-        (PREDICT[:1] + PREDICT[2:], "study", "no ladder is named"),
-        (("action=predict", "study=mula_weak", *PREDICT[2:]), "study", "is no ladder"),
+        ((PREDICT[0], *PREDICT[2:], "run=nowhere"), "run", "not used by action=plan"),
+        (("action=plan", "study=mula_weak", *PREDICT[2:]), "study", "is no ladder"),
         ((*PREDICT, "run=nowhere"), "study", "0 of 24 runs of ladder have a loss in"),
     ],
 )

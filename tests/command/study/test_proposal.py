@@ -1,4 +1,4 @@
-"""Proposals: every row is the plan's or the recipe's, in Markdown and in HTML alike."""
+"""Proposals, ``action=plan file=NAME.md``: every row is the plan's or the recipe's."""
 
 import json
 import re
@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from command.actions.propose import run
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from command.main import main
-from components.errors import RecipeError
 from components.planner.plan import plan_recipe
-from components.report.document import ReportDocument, ReportSection, as_markdown
+from components.report.document import (
+    ReportDocument,
+    ReportSection,
+    as_markdown,
+    write_document,
+)
 from components.report.proposal import propose
 from components.report.tables import Grid
 from tests.command.study.test_ladder import PREDICT, ladder
@@ -37,6 +40,12 @@ def number(text: str) -> float:
     return float(found[0].replace(",", ""))
 
 
+def proposed(*words: str) -> str:
+    """Write a proposal, and return its text."""
+    assert main(["action=plan", *words, "file=page.md"]) == 0
+    return Path("page.md").read_text("utf-8")
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -46,8 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_rows_are_the_plans(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["action=plan", "output=json", *WORDS]) == 0
     plan = json.loads(capfd.readouterr().out)
-    assert main(["action=propose", *WORDS]) == 0
-    found = rows(capfd.readouterr().out)
+    found = rows(proposed(*WORDS))
     bill, time = plan["bill"], plan["time"]
     expected, upper = (
         number(found[f"device-hours, {name}"][0]) for name in ("expected", "upper end")
@@ -67,10 +75,9 @@ def test_the_rows_are_the_plans(capfd: pytest.CaptureFixture[str]) -> None:
     assert "index of the v0.4 checkpoint" in found["parameters"][1]
 
 
-def test_storage_is_tokens_checkpoints_and_weights(capfd: pytest.CaptureFixture[str]) -> None:
+def test_storage_is_tokens_checkpoints_and_weights() -> None:
     """250,680 pieces need four bytes; two checkpoints are kept while a third is written."""
-    assert main(["action=propose", *WORDS]) == 0
-    found = rows(capfd.readouterr().out)
+    found = rows(proposed(*WORDS))
     assert found["tokens as files, at most"][0] == "24.00 TB"
     each = number(found["a checkpoint, with the optimizer"][0])
     assert found["checkpoints at a time"][0].startswith("3: ")
@@ -78,54 +85,42 @@ def test_storage_is_tokens_checkpoints_and_weights(capfd: pytest.CaptureFixture[
     assert number(found["weights at the end"][0]) == pytest.approx(14.9)
     more = ("checkpoint.keep_every_tokens=1_000_000_000_000", "checkpoint.keep_best=1")
     weights = "checkpoint.weights_every_tokens=500_000_000_000"
-    assert main(["action=propose", *WORDS, *more, weights, "checkpoint.copy_to=/archive"]) == 0
-    found = rows(capfd.readouterr().out)
+    found = rows(proposed(*WORDS, *more, weights, "checkpoint.copy_to=/archive"))
     assert found["checkpoints at a time"][0].startswith("10: ")
     assert number(found["weights that stay"][0]) == pytest.approx(12 * 14.905, rel=1e-3)
     assert found["copied to"][0] == "archive"  # published pages name no folder
     assert found["kept for good"][0] == "every 1,000,000,000,000 tokens"
 
 
-def test_failures_that_the_profile_knows_are_in_the_bill(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_failures_that_the_profile_knows_are_in_the_bill() -> None:
     own = "cluster.failures.node_hours_between=50000"
-    assert main(["action=propose", *WORDS, own]) == 0
-    said = capfd.readouterr().out
+    said = proposed(*WORDS, own)
     assert number(rows(said)["of these: failures"][0]) > 0
     assert number(rows(said)["failures to expect"][0]) == pytest.approx(3.5, abs=0.3)
     assert "No failure is in these figures" not in said
 
 
 def test_both_forms_have_the_same_cells(folder: Path) -> None:
-    for name in ("page.md", "page.html"):
-        run(read_point(["action=propose", *WORDS, f"file={folder / name}"]))
-    text, page = ((folder / f"page.{kind}").read_text("utf-8") for kind in ("md", "html"))
+    recipe = compose_recipe(read_point(list(WORDS)))
+    proposal = propose(recipe, plan_recipe(recipe), None)
+    text = as_markdown(proposal)
+    page = write_document(proposal, folder / "page.html").read_text("utf-8")
     for item, (value, _) in rows(text).items():
         assert f">{item.replace(chr(92), '')}</th>" in page
         assert value.replace("\\", "").split(" ")[0] in page
     assert "<title>Computing time for teuken7b on juwels: proposal</title>" in page
+    assert len(page) < 100_000  # a page without charts has no script of charts
 
 
-def test_a_page_without_charts_has_no_script_of_charts(folder: Path) -> None:
-    """Plotly's own is megabytes, and is where a page draws: that of a plan."""
-    for action, least, most in (("propose", 0, 100_000), ("plan", 1_000_000, 10_000_000)):
-        assert main([f"action={action}", *WORDS, "file=page.html"]) == 0
-        assert least <= (folder / "page.html").stat().st_size <= most
-
-
-def test_a_ladders_prediction_is_a_section(
-    ladder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["action=propose", *PREDICT[1:], f"run={ladder}"]) == 0
-    said = capfd.readouterr().out
+def test_a_ladders_prediction_is_a_section(ladder: Path) -> None:
+    said = proposed(*PREDICT[1:], f"run={ladder}")
     assert "## Expected loss" in said
     assert "fit of the runs of ladder" in rows(said)["loss"][1]
     assert "extrapolated: " in said
 
 
-def test_a_machine_that_nobody_measured_has_no_bill(folder: Path) -> None:
-    recipe = compose_recipe(read_point(["action=propose", *WORDS]))
+def test_a_machine_that_nobody_measured_has_no_bill() -> None:
+    recipe = compose_recipe(read_point(list(WORDS)))
     plan = replace(plan_recipe(recipe), time=None, run=None)
     found = rows(as_markdown(propose(recipe, plan, None)))
     assert found["device-hours"][0] == found["a checkpoint"][0] == "not known"
@@ -138,15 +133,3 @@ def test_words_of_others_end_no_cell() -> None:
     said = as_markdown(ReportDocument(kind="K", title="T", why="w", sections=(section, empty)))
     assert r"| a\|b | \<i\>\*c\* d | \`e\` |" in said
     assert "U" not in said  # an empty section is not written
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["file=page.txt"], "neither Markdown nor HTML"),
-        (["run=somewhere"], "no ladder is named"),
-    ],
-)
-def test_what_would_be_no_page_is_refused(words: list[str], problem: str) -> None:
-    with pytest.raises(RecipeError, match=problem):
-        run(read_point(["action=propose", *WORDS, *words]))

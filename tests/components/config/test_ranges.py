@@ -112,7 +112,7 @@ def test_another_type_is_told_by_its_name_and_no_range() -> None:
         check_nodes({"model": {"norm": node | {"eps": True}}})
 
 
-@pytest.mark.parametrize("action", ["show", "plan", "lock", "render", "train", "dryrun"])
+@pytest.mark.parametrize("action", ["show", "plan", "pack", "render", "train", "dryrun"])
 def test_every_action_that_composes_refuses_what_training_would(
     action: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_lock_that_froze_it_is_not_verified(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lock = tmp_path / "x.lock.yaml"
-    assert main(["recipe=teuken7b", "action=lock", "optimizer.lr=1e-4", f"file={lock}"]) == 0
+    assert main(["recipe=teuken7b", "action=pack", "optimizer.lr=1e-4", f"file={lock}"]) == 0
     text = lock.read_text("utf-8")
     assert "optimizer.lr: 0.0001" in text
     lock.write_text(text.replace("optimizer.lr: 0.0001", "optimizer.lr: -1"), "utf-8")

@@ -213,7 +213,8 @@ WRITERS: dict[str, dict[str, Writer]] = {
     "propose": {"proposal": _proposal},
 }
 PAGES = {name: write for kinds in WRITERS.values() for name, write in kinds.items()}
-_OWN = {"share_script", "write_document"}  # plotly's script; what the others return
+# Plotly's script; what the others return; the choice of a plan or its prediction.
+_OWN = {"share_script", "write_document", "document"}
 
 
 def test_every_function_that_makes_a_page_has_a_trial() -> None:

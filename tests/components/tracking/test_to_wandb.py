@@ -130,7 +130,8 @@ def test_what_the_environment_forbids_to_upload_is_not_uploaded(
     program = "import sys; from command.main import main; sys.exit(main(sys.argv[1:]))"
     with wandb_server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        ended = run_python(program, "action=sync", f"run={folder}", "tracking=wandb")
+        words = ("action=report", "sync=true", f"run={folder}", "tracking=wandb")
+        ended = run_python(program, *words)
         assert server.upserts == []
     assert ended.returncode == 0, ended.stderr
     said = "which WANDB_MODE disables" if mode == "disabled" else "is offline: wandb sync"

@@ -1,5 +1,6 @@
-"""Write a checkpoint of a run as a folder that ``transformers`` loads by itself."""
+"""Write a run's checkpoint for ``transformers``, or a recipe for another trainer."""
 
+from command.actions.export.torchtitan import write_configuration
 from command.arguments import Arguments
 from command.model_export import export_place, export_trained, open_trained
 from components.convert.folder import check_free
@@ -7,7 +8,13 @@ from components.terminal import say, tell
 
 
 def run(arguments: Arguments) -> None:
-    """Export ``run=FOLDER`` into ``file=FOLDER``, or into the run folder."""
+    """Export ``run=FOLDER`` into ``file=FOLDER``, or into the run folder.
+
+    With ``engine=`` a recipe is written as that trainer's configuration.
+    """
+    if arguments.engine is not None:
+        write_configuration(arguments)
+        return
     trained = open_trained(arguments)
     target = arguments.file or export_place(trained)
     check_free(target)  # before the weights are read

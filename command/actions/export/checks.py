@@ -75,7 +75,7 @@ def check_recipe(recipe: Recipe, features: DecoderSpec) -> None:
         *_check_model(features),
         *_check_initialization(recipe),
         *(
-            (key, False, "it is newer than what emit knows", "leave it out")
+            (key, False, "it is newer than what this export knows", "leave it out")
             for key in unknown_keys(recipe.model_dump(mode="json"))
         ),
         *_check_training(recipe),

@@ -1,4 +1,4 @@
-"""Send the measurements of a run to its trackers; the one action that a network is for."""
+"""Send the measurements of a run to its trackers, which a network is needed for."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -57,7 +57,7 @@ def tracking_of(recipe: Recipe, arguments: Arguments) -> Tracking:
     return tracking
 
 
-def run(arguments: Arguments) -> None:
+def send_runs(arguments: Arguments) -> None:
     """Send ``run=FOLDER`` or ``runs=[...]``; sent again, a run gets what is new."""
     os.environ.update(MANNERS | os.environ)  # before anything imports what reads it
     for folder in named_runs(arguments):

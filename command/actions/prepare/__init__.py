@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from command.actions.prepare.stage import stage_run
 from command.arguments import Arguments
 from command.composition.compose import compose_recipe
 from command.evaluate.lists import fetch_lists
@@ -11,7 +12,13 @@ from data_prep.task import QueuedError
 
 
 def run(arguments: Arguments) -> None:
-    """Prepare, and print what the stages did and where the data is; with ``tasks=`` theirs."""
+    """Prepare, and print what the stages did and where the data is; with ``tasks=`` theirs.
+
+    ``stage=true`` collects all of it in one folder, for a machine without internet.
+    """
+    if arguments.stage:
+        stage_run(arguments)
+        return
     recipe = compose_recipe(arguments)
     if arguments.tasks:
         for place in fetch_lists(arguments, Path(recipe.data.folder)):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from command.actions.report.sync import send_runs
 from command.arguments import Arguments
 from command.recipe.path_checks import named_runs
 from command.run_tree.page import write_tree_page
@@ -11,7 +12,13 @@ from components.terminal import tell
 
 
 def run(arguments: Arguments) -> None:
-    """Report ``run=FOLDER`` or ``runs=[...]`` into ``file=FILE``, or into the one folder."""
+    """Report ``run=FOLDER`` or ``runs=[...]`` into ``file=FILE``, or into the one folder.
+
+    With ``sync=true`` their measurements are sent to trackers instead.
+    """
+    if arguments.sync:
+        send_runs(arguments)
+        return
     check_plotly("action")
     runs = named_runs(arguments)
     several = len(runs) > 1 and arguments.runs

@@ -1,4 +1,4 @@
-"""``action=import`` writes a recipe of exactly the model that a ``config.json`` describes."""
+"""``action=new like=FOLDER`` writes a recipe of exactly the model in its ``config.json``."""
 
 import json
 import os
@@ -32,7 +32,7 @@ Config = dict[str, Any]
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder; a clone's recipes lie in it, too."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("command.actions.new.ROOT", tmp_path)
+    monkeypatch.setattr("command.new_recipe.page.ROOT", tmp_path)
     return tmp_path
 
 
@@ -47,7 +47,7 @@ def put(home: Path, config: Config) -> None:
 
 
 def imported(*words: str) -> None:
-    assert main(["action=import", "folder=hf", "name=mine", *words]) == 0
+    assert main(["action=new", "like=hf", "name=mine", *words]) == 0
 
 
 def composed(*words: str) -> Recipe:
@@ -56,7 +56,7 @@ def composed(*words: str) -> Recipe:
 
 def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
     before = sorted(Path.cwd().rglob("*"))
-    assert main(["action=import", "folder=hf", "name=mine", *words]) == 2
+    assert main(["action=new", "like=hf", "name=mine", *words]) == 2
     assert sorted(Path.cwd().rglob("*")) == before
     return capfd.readouterr().err
 
@@ -190,7 +190,7 @@ def test_every_printed_command_composes_and_none_shrinks_given_weights(
     imported(f"weights={weights}", "file=my own.yaml")
     page = (home / "my own.yaml").read_text("utf-8").replace("`", "#")
     commands = printed_commands(capfd.readouterr().err) + printed_commands(page)
-    commands = [words for words in commands if "action=import" not in words]
+    commands = [words for words in commands if "action=new" not in words]
     assert len(commands) == (3 if weights == "true" else 4)
     for words in commands:
         recipe = compose_recipe(read_point(words))
@@ -241,8 +241,8 @@ def test_code_of_a_folder_is_not_followed_and_that_is_said(
 def test_the_name_of_a_folder_is_text_and_no_key(home: Path) -> None:
     put(home, published("llama3_2_1b"))
     (home / "hf").rename(home / "hf\nworks: [teuken]")
-    words = ["folder=hf\nworks: [teuken]", "name=mine"]
-    assert main(["action=import", *words]) == 0
+    words = ["like=hf\nworks: [teuken]", "name=mine"]
+    assert main(["action=new", *words]) == 0
     recipe = composed("scale=full")
     assert recipe.works == ()
     assert recipe.why.endswith("as the config.json of hf works: [teuken] has it.")
@@ -291,12 +291,17 @@ def test_a_model_that_no_part_here_computes_is_refused_by_key_and_value(
 def test_a_folder_without_the_file_or_none_at_all_is_refused(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    assert "like: there is no recipe 'hf'" in refused(capfd)
+    (home / "hf").mkdir()
     assert "hf/config.json: cannot be read" in refused(capfd)
-    assert main(["action=import", "name=mine"]) == 2
-    assert "folder: no folder is named" in capfd.readouterr().err
+    assert main(["action=new", "name=mine", "weights=true"]) == 2
+    assert "weights: like= names no folder that has them" in capfd.readouterr().err
+    assert main(["action=new", "name=mine", "like=other/hf"]) == 2
+    assert "other/hf/config.json: cannot be read" in capfd.readouterr().err
+    assert "the config.json in hf says how many" in refused(capfd, "parameters=15M")
     put(home, {})
     assert "model_type: None is none of the families" in refused(capfd)
-    assert "an imported recipe says the rest itself" in refused(capfd, "budget.seed=3")
+    assert "a new recipe says the rest itself" in refused(capfd, "budget.seed=3")
 
 
 def test_data_elsewhere_needs_a_recipe_in_a_place_of_ones_own(
@@ -305,6 +310,6 @@ def test_data_elsewhere_needs_a_recipe_in_a_place_of_ones_own(
     elsewhere = tmp_path_factory.mktemp("scratch")
     put(elsewhere, published("olmo2_1b"))
     (elsewhere / "hf" / "model.safetensors").touch()
-    words = [f"folder={elsewhere / 'hf'}", "name=mine", "weights=true", "file=mine.yaml"]
-    assert main(["action=import", *words]) == 2
+    words = [f"like={elsewhere / 'hf'}", "name=mine", "weights=true", "file=mine.yaml"]
+    assert main(["action=new", *words]) == 2
     assert "is in no place of your own" in capfd.readouterr().err

@@ -1,4 +1,3 @@
-# ruff: noqa: N999 (the stem is what action= takes)
 """Write a recipe of the model that a ``config.json`` of Hugging Face describes."""
 
 from collections.abc import Mapping
@@ -6,14 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from command.actions.new import (
-    called,
-    check_trusted,
-    find_place,
-    read_text,
-    rounded,
-    tokenizer_settings,
-)
 from command.arguments import Arguments
 from command.composition.conf_groups import compose_defaults, compose_group
 from command.composition.references import resolve_references
@@ -41,13 +32,13 @@ class _Request(page.PageRequest):
     model: Tree
 
 
-def run(arguments: Arguments) -> None:
+def write_imported(arguments: Arguments, folder: Path) -> None:
     """Write ``recipes/NAME.yaml``, or ``file=``, if it composes to the model of the file."""
     from components.convert import config_json  # imports torch
 
-    request = _read_request(arguments)
+    request = _read_request(arguments, folder)
     imported = request.imported
-    check_trusted(request, imported.file.parent if arguments.weights else None)
+    page.check_trusted(request, imported.file.parent if arguments.weights else None)
 
     def check(written: Path) -> None:
         config_json.check_same(imported, thaw(page.check_composes(written).model))
@@ -55,7 +46,7 @@ def run(arguments: Arguments) -> None:
     page.write(request.file, _fill(request, arguments), check)
     for remark in imported.remarks:
         say(f"note: {remark}")
-    recipe = f"recipe={called(request.file)}"
+    recipe = f"recipe={page.called(request.file)}"
     if arguments.weights:
         trains = f"it continues from them here: {command_line(recipe, 'scale=full')}"
     else:
@@ -65,18 +56,15 @@ def run(arguments: Arguments) -> None:
     tell(str(request.file))
 
 
-def _read_request(arguments: Arguments) -> _Request:
-    if (folder := arguments.folder) is None:
-        remedy = "write folder=FOLDER, of a model in the form of Hugging Face"
-        raise RecipeError("folder", "no folder is named", remedy)
+def _read_request(arguments: Arguments, folder: Path) -> _Request:
     from components.convert.config_json import read_config  # imports torch
 
-    name, file = find_place(arguments)
+    name, file = page.find_place(arguments)
     imported = read_config(folder)
     if arguments.weights and not any(folder.glob(WEIGHTS)):
         problem = f"{folder} holds no {WEIGHTS}, and nothing else is read"
         raise RecipeError("weights", problem, "fetch them, or leave weights= out")
-    text, tokenizer = read_text(arguments), _read_tokenizer(arguments, folder)
+    text, tokenizer = page.read_text(arguments), _read_tokenizer(arguments, folder)
     rows = dict.fromkeys(ROWS, imported.vocab_size)
     model = _overlaid(compose_defaults()["model"], imported.section | rows)
     sizes = size_budget(
@@ -87,7 +75,9 @@ def _read_request(arguments: Arguments) -> _Request:
     )
     num_bytes = text.num_bytes if text else page.LIBRARY_BYTES
     trained = min(material.trained_pieces(num_bytes, sizes.parameters), imported.vocab_size)
-    pieces, per_token = material.measure_tokens(text, tokenizer, trained, tokenizer_settings())
+    pieces, per_token = material.measure_tokens(
+        text, tokenizer, trained, page.tokenizer_settings()
+    )
     if text is not None:
         longest, tokens = sizes.sequence_length, int(num_bytes / per_token)
         sizes = size_budget(
@@ -128,13 +118,13 @@ def _fill(request: _Request, arguments: Arguments) -> str:
     if arguments.weights:
         model["init_from"] = material.as_written(imported.file.parent)
     folder = " ".join(imported.file.resolve().parent.name.split())  # a comment is one line
-    why = f"{rounded(sizes.parameters)} of {imported.family.architecture}"
+    why = f"{page.rounded(sizes.parameters)} of {imported.family.architecture}"
     return page.render(
         "imported.yaml.j2",
         arguments,
         name=request.name,
         why=f"{why}, as the config.json of {folder} has it.",
-        recipe=called(request.file),
+        recipe=page.called(request.file),
         model=model,
         sizes=sizes,
         lr=page.round_rate(sizes.lr * (CONTINUED_LR if arguments.weights else 1)),

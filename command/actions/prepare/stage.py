@@ -15,10 +15,10 @@ from components.run.provenance import parts_of
 from components.sharing.prepared import note_staged
 from components.terminal import say, tell
 
-COMMAND_ONLY = ("action=", "file=", "tasks=", "site.", "output=")
+COMMAND_ONLY = ("action=", "stage=", "file=", "tasks=", "site.", "output=")
 
 
-def run(arguments: Arguments) -> None:
+def stage_run(arguments: Arguments) -> None:
     """Stage into ``file=FOLDER``; the same command goes on where an earlier one stopped."""
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)

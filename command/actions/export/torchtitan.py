@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from command.actions.emit.checks import VERSION, check_recipe, class_of
+from command.actions.export.checks import VERSION, check_recipe, class_of
 from command.arguments import Arguments
 from command.composition.compose import compose_recipe
 from components.config.model_spec.decoder import DecoderSpec
@@ -29,7 +29,7 @@ START = "PYTHONPATH=. torchrun --nproc_per_node=N -m torchtitan.train --job.conf
 Sections = dict[str, dict[str, Any]]
 
 
-def run(arguments: Arguments) -> None:
+def write_configuration(arguments: Arguments) -> None:
     """Write the new folder ``file=``; print to standard error what its files leave out.
 
     Raises:
