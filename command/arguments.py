@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from command.files.trusted_paths import group_names, option_names
 from command.hydra_words import check_supported
 from command.options import RAW_KEYS, READERS, SITE, Options, one_of
-from command.words import ACTIONS
+from command.words import ACTIONS, REPLACED
 from components.config.suggestions import meaning_of, misspelt, nearest
 from components.errors import RecipeError
 from components.terminal import is_utf8
@@ -130,7 +130,10 @@ def read_point(words: Sequence[str]) -> Arguments:
         kept[key] = check_option(key, value, known[key]) if chosen else value
     if searches := choices.get("parallelism") == AUTO:
         del choices["parallelism"]
-    action = one_of(*ACTIONS)("action", given.pop("action", "auto"))
+    action = given.pop("action", "auto")
+    if action in REPLACED:
+        raise RecipeError("action", f"{action!r} is no action now", f"write {REPLACED[action]}")
+    action = one_of(*ACTIONS)("action", action)
     options = {key: READERS[key](key, value) for key, value in given.items()}
     if (days := options.get("within_days")) is not None and not searches:
         problem = f"{days:g}, but the number of nodes is only looked for with the layout"

@@ -10,13 +10,14 @@ from command.prepared_data import prepare_data
 from command.recipe.path_checks import check_run_places
 from command.words import is_own, keys_of
 from components.checkpoint.metadata import newest_checkpoint
-from components.checkpoint.parent import find_initial_checkpoint
+from components.checkpoint.start import ASIDE, FoundStart, find_earlier, find_start, put_start
 from components.config.recipe import Recipe
 from components.config.resolve import check_movable, relayout
 from components.errors import RecipeError
 from components.run.disk import explained
 from components.run.folder import RunFolder, open_run_folder
 from components.run.provenance import write_provenance
+from components.terminal import say
 
 
 def check_changes(arguments: Arguments) -> None:
@@ -28,11 +29,16 @@ def check_changes(arguments: Arguments) -> None:
 def reopen(path: Path, arguments: Arguments) -> tuple[RunFolder, Recipe, Recipe]:
     """Open the run of ``resume=``; return its recipe without and with the user's values.
 
+    With ``at_tokens`` a run that has finished goes on, too.
+
     Raises:
         RecipeError: the run has finished or is not the user's, or a value may not change.
     """
     check_changes(arguments)
-    folder, before = open_run_folder(path)
+    if arguments.fresh_optimizer and arguments.at_tokens is None:
+        problem, remedy = "no checkpoint is named", "write at_tokens=N, as in its folder's name"
+        raise RecipeError("at_tokens", problem, remedy)
+    folder, before = open_run_folder(path, finished=arguments.at_tokens is not None)
     check_run_places(folder, before, arguments)
     chosen = {group: compose_group(group, name) for group, name in arguments.choices.items()}
     values = chosen | arguments.values
@@ -49,7 +55,7 @@ def renew_data(folder: RunFolder, recipe: Recipe, arguments: Arguments) -> None:
     if not (folder.path / "data.json").exists():  # it was interrupted before it began
         describe(folder, data, arguments)
     if newest_checkpoint(folder.checkpoints) is None:
-        find_initial_checkpoint(recipe)(folder)
+        put_start(folder, find_start(recipe))
     before = folder.data
     if data["key"] != before.key:
         remedy = f"put {Path(before.folder).name} back, or start a new run"
@@ -57,6 +63,24 @@ def renew_data(folder: RunFolder, recipe: Recipe, arguments: Arguments) -> None:
     if data["folder"] != before.folder:  # the same data, prepared elsewhere
         with explained(folder.path):
             folder.write_json("data.json", data)
+
+
+def find_named(folder: RunFolder, arguments: Arguments) -> FoundStart | None:
+    """Find the earlier checkpoint of ``at_tokens=N`` that a resumed run starts from, if any.
+
+    Raises:
+        RecipeError: there is no such checkpoint, or it is not whole.
+    """
+    if arguments.at_tokens is None:
+        return None
+    fresh = arguments.fresh_optimizer
+    return find_earlier(folder, arguments.at_tokens, fresh_optimizer=fresh)
+
+
+def rewind(folder: RunFolder, found: FoundStart | None) -> None:
+    """Let the run go on from the checkpoint that was found, and set later ones aside."""
+    if later := put_start(folder, found):
+        say(f"set aside in {folder.checkpoints / ASIDE}: {', '.join(later)}")
 
 
 def describe(folder: RunFolder, data: dict[str, Any], arguments: Arguments) -> None:

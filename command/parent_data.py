@@ -23,9 +23,9 @@ def check_parent_data(recipe: Recipe, data: Mapping[str, Any]) -> None:
         RecipeError: another tokenizer wrote them; or the run goes on, and what its parent read
             were other texts, or others of them.
     """
-    if recipe.parent is None or recipe.parent.run is None:
+    if recipe.start is None or recipe.start.run is None:
         return
-    folder = existing_run_folder(Path(recipe.parent.run).expanduser(), "from.run")
+    folder = existing_run_folder(Path(recipe.start.run).expanduser(), "from.run")
     parent, here = read_recipe(folder.recipe), Path(data["folder"])
     there = _prepared(folder.path, parent)
     if there is None:
@@ -35,7 +35,7 @@ def check_parent_data(recipe: Recipe, data: Mapping[str, Any]) -> None:
         problem = "was trained on other text than the parent's, and gives other ids"
         remedy = f"set data.tokenizer_folder={there}"
         raise RecipeError("tokenizer", problem, remedy)
-    if not recipe.parent.goes_on:
+    if not recipe.start.goes_on:
         return
     for name in parent.data.names:
         if name in new.sources and old.sources.get(name) != new.sources[name]:

@@ -89,7 +89,7 @@ def _figures(recipe: Recipe) -> dict[str, str]:
 
 def parent_lines(recipe: Recipe) -> Iterator[str]:
     """Say with what checkpoint of which run a run begins, where it does."""
-    if (parent := recipe.parent) is None:
+    if (parent := recipe.start) is None:
         return
     which = " of ".join(one for one in (parent.run, parent.recipe) if one is not None)
     at = "" if parent.at_tokens is None else f" after {parent.at_tokens:,} tokens"

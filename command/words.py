@@ -53,6 +53,7 @@ _FROM_RUN = "takes its recipe from its run folder"
 _EVALUATED = f"an evaluation {_FROM_RUN}"
 _RESUMED = "a resumed run takes its recipe from its folder"
 _SENT = "a run that is sent takes its recipe from its folder"
+_RESUME = "resume at_tokens fresh_optimizer"
 _RECIPE = "recipe within_days"  # where one is composed
 # Of what writes a recipe: ``data`` is files and ``tokenizer`` a folder, no options of conf/.
 _OWN = "name data tokenizer"
@@ -80,7 +81,7 @@ WAYS = (
     Way("prepare", f"{_RECIPE} tasks site.*"),
     Way("render", f"{_RECIPE} run file site.*"),
     Way("submit", f"{_RECIPE} run force at_most output study site.*", OF_STUDY),
-    Way("submit", "resume again force site.*", "resume", why=_RESUMED),
+    Way("submit", f"{_RESUME} again force site.*", "resume", why=_RESUMED),
     Way("submit", f"{_RECIPE} run again force at_most output site.*", SWEEP),
     Way("submit", f"{_RECIPE} run again force site.*"),
     Way("status", "run runs output", keys=""),
@@ -91,9 +92,8 @@ WAYS = (
     Way("preflight", f"{_RECIPE} output"),
     Way("train", f"{_RECIPE} run at_most output study site.*", OF_STUDY),
     # Which keys may be others is told by `components.config.resolve`.
-    Way("train", "resume", "resume", why=_RESUMED),
+    Way("train", _RESUME, "resume", why=_RESUMED),
     Way("train", f"{_RECIPE} run site.*"),
-    Way("rewind", "run at_tokens fresh_optimizer", "", _PLACE, f"a rewind {_FROM_RUN}"),
     Way(
         "merge",
         "run at_tokens last average ema_decay file",
@@ -132,6 +132,8 @@ WAYS = (
 )
 # `auto` has no ways of its own but those of `train` or `submit`, which it becomes.
 ACTIONS = ("auto", *dict.fromkeys(way.action for way in WAYS))
+# Actions of earlier versions, each with the command that does it now.
+REPLACED = {"rewind": "resume=RUN at_tokens=N, and where it had that fresh_optimizer=true"}
 # What acts on a cluster and its jobs has a room of its own, `command.actions.jobs`.
 OF_JOBS = ("render", "submit", "status", "cancel", "readmit", "stage", "preflight")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from command.arguments import Arguments
 from command.comparison import told_after, told_before
 from command.composition.compose import ComposedRun, compose
-from command.continuation import check_changes, describe, renew_data, reopen
+from command.continuation import check_changes, describe, find_named, renew_data, reopen, rewind
 from command.outcome import ActionResult, Status
 from command.parent_data import check_parent_data
 from command.prepared_data import prepare_data
@@ -16,7 +16,7 @@ from command.run_tree.page import leave_tree_page
 from command.tree.course import grow_here
 from components.checkpoint.choice import newest_whole
 from components.checkpoint.metadata import newest_checkpoint
-from components.checkpoint.parent import find_initial_checkpoint
+from components.checkpoint.start import find_start, put_start
 from components.command_line import command_line
 from components.config.recipe import Recipe
 from components.report import measurements
@@ -72,12 +72,12 @@ def run(arguments: Arguments, composed: ComposedRun | None = None) -> ActionResu
         for remark in remarks(composed, arguments):
             say(remark)
         _check_here(recipe)
-        begin = find_initial_checkpoint(recipe)
+        start = find_start(recipe)
         data = prepare_data(recipe, arguments.site)
         check_parent_data(recipe, data)
         folder = create_run_folder(recipe, arguments.run)
         describe(folder, data, arguments)
-        begin(folder)
+        put_start(folder, start)
         create_child_folders(folder.path, composed.children, arguments.site)
         with train_alone(folder.path, "run", say) as lock:
             ended = _train(recipe, folder, lock, composed.bundle)
@@ -164,7 +164,9 @@ def _resume(path: Path, arguments: Arguments) -> Recipe:
     folder, before, recipe = reopen(path, arguments)
     if recipe != before:
         _check_here(recipe)
+    earlier = find_named(folder, arguments)
     renew_data(folder, recipe, arguments)
+    rewind(folder, earlier)
     with explained(folder.path):
         if recipe != before:
             chosen = newest_whole(folder.checkpoints)

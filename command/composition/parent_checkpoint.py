@@ -9,7 +9,7 @@ from components.config.check import read_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.parent import PARENT, end_of, step_end
 from components.config.recipe import Recipe
-from components.config.schema.parent import Parent
+from components.config.schema.start import Start
 from components.config.validation import read_section
 from components.errors import RecipeError
 from components.run.folder import RunFolder, existing_run_folder
@@ -18,7 +18,7 @@ from components.run.records import MergeRecord
 Tree = dict[str, Any]
 
 
-def read_parent_section(tree: Tree, *, weights_only: bool = False) -> Parent | None:
+def read_parent_section(tree: Tree, *, weights_only: bool = False) -> Start | None:
     """Validate the section of the parent in a tree, if there is one.
 
     With ``weights_only`` a run that would continue its parent takes its weights alone.
@@ -32,7 +32,7 @@ def read_parent_section(tree: Tree, *, weights_only: bool = False) -> Parent | N
     if not isinstance(section, Mapping):
         fix = "write keys and values below it, as from.run=FOLDER from.with=weights"
         raise RecipeError(PARENT, f"{section!r} is no section", fix)
-    parent = read_section(Parent, section, PARENT)
+    parent = read_section(Start, section, PARENT)
     if parent.run is None and parent.recipe is None:
         fix = "write from.run=FOLDER, or from.recipe=NAME"
         raise RecipeError(PARENT, "no parent is named", fix)
@@ -65,7 +65,7 @@ def parent_arguments(name: str, tree: Tree) -> Arguments:
 
 
 def settle_parent(
-    tree: Tree, section: Parent, run: Recipe | None, composed: Recipe | None
+    tree: Tree, section: Start, run: Recipe | None, composed: Recipe | None
 ) -> Recipe | None:
     """Put into ``tree`` the parent's fingerprint and the step after which it is left.
 
@@ -95,7 +95,7 @@ def settle_parent(
     return parent
 
 
-def _read_merge(section: Parent) -> Tree:
+def _read_merge(section: Start) -> Tree:
     """Return the parts of an average, and its tokens where the user names none."""
     folder = RunFolder(Path(str(section.run)).expanduser())
     if not folder.merge.exists():

@@ -14,13 +14,13 @@ from cluster.scheduler import NoAnswerError, Scheduler, SchedulerError, check_pr
 from cluster.status import status_of
 from cluster.user import User, read_user
 from command.arguments import ROOT, Arguments
-from command.continuation import change_text, describe, renew_data
+from command.continuation import change_text, describe, find_named, renew_data, rewind
 from command.parent_data import check_parent_data
 from command.prepared_data import prepare_data
 from command.run_tree.folders import create_child_folders
 from command.run_tree.nodes import root_of
 from components.checkpoint.metadata import newest_checkpoint
-from components.checkpoint.parent import find_initial_checkpoint
+from components.checkpoint.start import find_start, put_start
 from components.command_line import command_line
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
@@ -33,7 +33,7 @@ from components.planner.result import Plan
 from components.planner.tree import plan_tree
 from components.run.folder import RunFolder, check_unused, create_run_folder, replace_recipe
 from components.run.ownership import is_own
-from components.run.writer_lock import submission_lock
+from components.run.writer_lock import submission_lock, train_alone
 from components.terminal import say
 
 GIB = 2**30
@@ -109,13 +109,13 @@ def submit_run(
         check_unused(folder.path)
         data = prepare_data(recipe, checked.arguments.site)
         check_parent_data(recipe, data)
-        begin = find_initial_checkpoint(recipe)
+        start = find_start(recipe)
     with submission_lock(folder.path):
         check_resubmission(recipe, folder.path, checked.arguments)
         if new and not folder.recipe.exists():
             create_run_folder(recipe, folder.path)
             describe(folder, data, checked.arguments)
-            begin(folder)
+            put_start(folder, start)
         else:
             _continue(folder, checked)
         if children:
@@ -126,8 +126,11 @@ def submit_run(
 def _continue(folder: RunFolder, checked: CheckedRun) -> None:
     """Let the run go on by the recipe to submit, if it differs from the run's own."""
     before, recipe = read_recipe(folder.recipe), checked.recipe
+    earlier = find_named(folder, checked.arguments)
     if recipe.data != before.data or newest_checkpoint(folder.checkpoints) is None:
         renew_data(folder, recipe, checked.arguments)
+    with train_alone(folder.path, "resume", say):
+        rewind(folder, earlier)
     if recipe != before:
         trees = (dict(leaves(one.model_dump(mode="json"))) for one in (before, recipe))
         say(f"changed: {change_text(differences(*trees))}")
@@ -189,7 +192,7 @@ def _check_ended(
     """
     status = status_of(path, scheduler)
     ways = f"{command_line('action=status', f'run={path}')} tells more"
-    if status.state == "finished":
+    if status.state == "finished" and arguments.at_tokens is None:
         problem = f"the run in {path} has finished"
         raise SubmittedError("run", problem, "name another run=FOLDER")
     if status.queued is None:

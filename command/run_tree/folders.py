@@ -39,7 +39,7 @@ def create_child_folders(
             folder.write_recipe(recipe)
         if not (folder.path / "data.json").exists():
             data = prepare_data(recipe, dict(site))
-            if recipe.parent is not None and recipe.parent.goes_on:
+            if recipe.start is not None and recipe.start.goes_on:
                 check_parent_data(recipe, data)
             write_provenance(folder, [f"resume={folder.path}"])
             folder.write_json("data.json", data)

@@ -5,7 +5,7 @@ from typing import Any
 
 from components.config.key_groups import PLACES, KeyGroup, split
 from components.config.recipe import Recipe
-from components.config.schema.parent import Parent
+from components.config.schema.start import Start
 from components.config.schema.types import thaw
 from components.config.user_overrides import Tree
 from components.errors import RecipeError
@@ -19,7 +19,7 @@ _WEIGHTS_ALONE = "from.with=weights begins anew with the weights alone"
 
 def check_beginning(recipe: Recipe) -> None:
     """Raise a RecipeError for a run that would end before it begins."""
-    parent, total = recipe.parent, recipe.budget.total_tokens
+    parent, total = recipe.start, recipe.budget.total_tokens
     if parent is None or not parent.goes_on or parent.at_tokens is None:
         return
     if total <= parent.at_tokens:
@@ -69,7 +69,7 @@ def shrink_beginning(tree: Tree, parent: Recipe, full_tokens: int, values: Tree)
 
 def check_parent(recipe: Recipe, parent: Recipe) -> None:
     """Raise a RecipeError where a run cannot begin with a checkpoint of ``parent``."""
-    begins = recipe.parent
+    begins = recipe.start
     assert begins is not None, "only who has a parent asks"
     if (here := _weights(recipe)) != (there := _weights(parent)):
         key = next(key for key in here if here[key] != there[key])
@@ -96,7 +96,7 @@ def _weights(recipe: Recipe) -> dict[str, Any]:
     return found | {"parameters": recipe.derived.parameters.total}
 
 
-def _check_goes_on(recipe: Recipe, parent: Recipe, begins: Parent) -> None:
+def _check_goes_on(recipe: Recipe, parent: Recipe, begins: Start) -> None:
     """What the parent's steps were made of stays; what comes after is the child's own."""
     for key, there, here in _differing(recipe, parent):
         state = key.startswith(("precision.", "optimizer."))

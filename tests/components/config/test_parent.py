@@ -71,7 +71,7 @@ def test_where_the_parent_lies_is_no_mathematics(tmp_path: Path) -> None:
 
 
 def test_left_out_the_tokens_are_the_parents_end() -> None:
-    found = composed(FROM[0], "from.with=weights").parent
+    found = composed(FROM[0], "from.with=weights").start
     assert found is not None
     assert found.at_tokens == 6_000_002_203_648
 
@@ -113,12 +113,12 @@ def test_a_miniature_goes_on_from_its_parents_miniature() -> None:
     })
     Path("longer.yaml").write_text(recipe)
     child = compose_recipe(read_point(["recipe=./longer.yaml"]))
-    assert child.parent is not None
-    assert child.parent.at_tokens is not None
+    assert child.start is not None
+    assert child.start.at_tokens is not None
     total, every = parent.budget.total_tokens, parent.checkpoint.every_tokens
     assert child.budget.total_tokens == total * 9 // 6
-    assert abs(child.parent.at_tokens - total * 5 / 6) <= every / 2 + STEP // 1024
-    assert child.parent.fingerprint == compute_fingerprint(parent)
+    assert abs(child.start.at_tokens - total * 5 / 6) <= every / 2 + STEP // 1024
+    assert child.start.fingerprint == compute_fingerprint(parent)
 
 
 @pytest.fixture(autouse=True)
