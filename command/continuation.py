@@ -9,13 +9,15 @@ from command.composition.conf_groups import compose_group
 from command.prepared_data import prepare_data
 from command.recipe.path_checks import check_run_places
 from command.words import is_own, keys_of
+from components.checkpoint.choice import newest_whole
 from components.checkpoint.metadata import newest_checkpoint
-from components.checkpoint.start import ASIDE, FoundStart, find_earlier, find_start, put_start
+from components.checkpoint.start import ASIDE, find_earlier, find_start, put_start
 from components.config.recipe import Recipe
 from components.config.resolve import check_movable, relayout
+from components.config.user_overrides import differences, leaves
 from components.errors import RecipeError
 from components.run.disk import explained
-from components.run.folder import RunFolder, open_run_folder
+from components.run.folder import RunFolder, open_run_folder, replace_recipe
 from components.run.provenance import write_provenance
 from components.terminal import say
 
@@ -65,22 +67,24 @@ def renew_data(folder: RunFolder, recipe: Recipe, arguments: Arguments) -> None:
             folder.write_json("data.json", data)
 
 
-def find_named(folder: RunFolder, arguments: Arguments) -> FoundStart | None:
-    """Find the earlier checkpoint of ``at_tokens=N`` that a resumed run starts from, if any.
+def continue_run(
+    folder: RunFolder, before: Recipe, recipe: Recipe, arguments: Arguments
+) -> None:
+    """Let the run go on by ``recipe``, from its newest checkpoint or that of ``at_tokens``.
 
     Raises:
-        RecipeError: there is no such checkpoint, or it is not whole.
+        RecipeError: there is no such checkpoint, it is not whole, or the disk is full.
     """
-    if arguments.at_tokens is None:
-        return None
-    fresh = arguments.fresh_optimizer
-    return find_earlier(folder, arguments.at_tokens, fresh_optimizer=fresh)
-
-
-def rewind(folder: RunFolder, found: FoundStart | None) -> None:
-    """Let the run go on from the checkpoint that was found, and set later ones aside."""
-    if later := put_start(folder, found):
-        say(f"set aside in {folder.checkpoints / ASIDE}: {', '.join(later)}")
+    if (tokens := arguments.at_tokens) is not None:
+        earlier = find_earlier(folder, tokens, fresh_optimizer=arguments.fresh_optimizer)
+        if later := put_start(folder, earlier):
+            say(f"set aside in {folder.checkpoints / ASIDE}: {', '.join(later)}")
+    if recipe != before:
+        trees = (dict(leaves(one.model_dump(mode="json"))) for one in (before, recipe))
+        say(f"changed: {change_text(differences(*trees))}")
+        chosen = newest_whole(folder.checkpoints)
+        with explained(folder.path):
+            replace_recipe(folder, recipe, step=chosen.marker.progress.step if chosen else 0)
 
 
 def describe(folder: RunFolder, data: dict[str, Any], arguments: Arguments) -> None:

@@ -9,16 +9,16 @@ from cluster.chain_events import RefusedEvent, SubmitEvent, SubmittedEvent
 from cluster.clients import scheduler_for
 from cluster.copies.venv import archive_venv
 from cluster.job import JobSettings, job_settings, render
-from cluster.records import Jobs, now, saved_tokens
+from cluster.records import Jobs, now
 from cluster.scheduler import NoAnswerError, Scheduler, SchedulerError, check_present
 from cluster.status import status_of
 from cluster.user import User, read_user
 from command.arguments import ROOT, Arguments
-from command.continuation import change_text, describe, find_named, renew_data, rewind
-from command.parent_data import check_parent_data
+from command.continuation import continue_run, describe, renew_data
 from command.prepared_data import prepare_data
 from command.run_tree.folders import create_child_folders
 from command.run_tree.nodes import root_of
+from command.start_data import check_start_data
 from components.checkpoint.metadata import newest_checkpoint
 from components.checkpoint.start import find_start, put_start
 from components.command_line import command_line
@@ -26,12 +26,11 @@ from components.config.check import read_recipe
 from components.config.recipe import Recipe
 from components.config.resolve import check_continues
 from components.config.rules.check import warnings_of
-from components.config.user_overrides import differences, leaves
 from components.data.files import write_atomically
 from components.errors import RecipeError
 from components.planner.result import Plan
 from components.planner.tree import plan_tree
-from components.run.folder import RunFolder, check_unused, create_run_folder, replace_recipe
+from components.run.folder import RunFolder, check_unused, create_run_folder
 from components.run.ownership import is_own
 from components.run.writer_lock import submission_lock, train_alone
 from components.terminal import say
@@ -108,7 +107,7 @@ def submit_run(
     if new := not folder.recipe.exists():
         check_unused(folder.path)
         data = prepare_data(recipe, checked.arguments.site)
-        check_parent_data(recipe, data)
+        check_start_data(recipe, data)
         start = find_start(recipe)
     with submission_lock(folder.path):
         check_resubmission(recipe, folder.path, checked.arguments)
@@ -124,18 +123,12 @@ def submit_run(
 
 
 def _continue(folder: RunFolder, checked: CheckedRun) -> None:
-    """Let the run go on by the recipe to submit, if it differs from the run's own."""
+    """Let the run go on by the recipe to submit, and from the checkpoint that is named."""
     before, recipe = read_recipe(folder.recipe), checked.recipe
-    earlier = find_named(folder, checked.arguments)
     if recipe.data != before.data or newest_checkpoint(folder.checkpoints) is None:
         renew_data(folder, recipe, checked.arguments)
     with train_alone(folder.path, "resume", say):
-        rewind(folder, earlier)
-    if recipe != before:
-        trees = (dict(leaves(one.model_dump(mode="json"))) for one in (before, recipe))
-        say(f"changed: {change_text(differences(*trees))}")
-        step = recipe.clock.steps_of(saved_tokens(folder))
-        replace_recipe(folder, recipe, step=step)
+        continue_run(folder, before, recipe, checked.arguments)
 
 
 def _submit(folder: RunFolder, checked: CheckedRun, after: str | None) -> str:

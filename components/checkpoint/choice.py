@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.checkpoint.metadata import (
+    EITHER,
     DamagedCheckpointError,
-    Kind,
     Marker,
     complete_checkpoints,
     read_marker,
@@ -47,10 +47,8 @@ def find_checkpoint(
     Raises:
         RecipeError: there is no such checkpoint, or none is whole.
     """
-    kinds: tuple[Kind, ...] = ("tokens", "weights") if weights else ("tokens",)
-    complete = [path for kind in kinds for path in complete_checkpoints(folder, kind)]
+    complete = list(complete_checkpoints(folder, EITHER if weights else EITHER[:1]))
     candidates = [path for path in complete if tokens in {None, tokens_of(path)}]
-    candidates.sort(key=tokens_of, reverse=True)  # stable: full checkpoints stay first
     chosen = choose(folder, candidates, check_alone)
     if chosen is not None:
         return chosen

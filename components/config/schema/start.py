@@ -43,3 +43,10 @@ class Start(Section):
             what = f"the average of {len(self.merged)} checkpoints"
         at = "" if self.at_tokens is None else f" after {self.at_tokens:,} tokens"
         return f"{what} of {self.run or self.recipe}{at}"
+
+
+def describe_start(start: Start | None, rewound_to: int | None) -> str:
+    """Say in one line what a run started from, and to where it last went back; else nothing."""
+    lines = [] if start is None else [start.summary]
+    lines += [] if rewound_to is None else [f"back at {rewound_to:,} tokens"]
+    return "; ".join(lines)

@@ -14,7 +14,7 @@ from components.sharing.prepared import describe_prepared
 from components.train.sample_order import make_order
 
 
-def check_parent_data(recipe: Recipe, data: Mapping[str, Any]) -> None:
+def check_start_data(recipe: Recipe, data: Mapping[str, Any]) -> None:
     """Compare the prepared data of a run, ``data.json``, with those of its parent.
 
     Where the parent's are not here any more, nothing is compared.

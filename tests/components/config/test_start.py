@@ -9,7 +9,7 @@ import yaml
 from command.actions.show import as_json
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from command.recipe_summary import parent_lines
+from command.recipe_summary import start_line
 from components.config.check import check_recipe, read_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.key_groups import KeyGroup, split
@@ -37,7 +37,7 @@ def branched(*words: str) -> Recipe:
 def test_a_recipe_without_a_parent_says_nothing_of_it() -> None:
     assert "from" not in composed().model_dump(mode="json")
     assert composed().first_step == 0
-    assert not list(parent_lines(composed()))
+    assert not start_line(composed())
 
 
 def test_the_parents_fingerprint_and_the_end_of_a_step_are_settled() -> None:
@@ -52,11 +52,9 @@ def test_the_parents_fingerprint_and_the_end_of_a_step_are_settled() -> None:
     }
     assert compute_fingerprint(child) != compute_fingerprint(composed())
     assert child.first_step == LEFT // STEP
-    assert "goes on from teuken7b after 3,000,001,101,824 tokens" in "".join(
-        parent_lines(child)
-    )
-    (line,) = parent_lines(composed(*FROM, "from.with=weights"))
-    assert line == "with the weights of teuken7b after 3,000,001,101,824 tokens"
+    at = "of teuken7b after 3,000,001,101,824 tokens"
+    assert start_line(child).startswith(f"all {at}: ")
+    assert start_line(composed(*FROM, "from.with=weights")) == f"the weights {at}"
 
 
 def test_where_the_parent_lies_is_no_mathematics(tmp_path: Path) -> None:
