@@ -43,8 +43,8 @@ def test_the_checkpoint_is_there_before_the_job_and_again_where_it_was_lost(
 def test_a_resubmission_goes_back_to_the_checkpoint_that_is_named(
     home: Path, program: Program, taking: Programs, tmp_path: Path
 ) -> None:
-    program(*WORDS, "run=trunk", "budget.total_tokens=2_048")
-    run, branch = tmp_path / "run", ("from.run=trunk", "from.with=optimizer")
+    program(*WORDS, "run=longer", "budget.total_tokens=2_048")
+    run, branch = tmp_path / "run", ("from.run=longer", "from.with=optimizer")
     words = [*WORDS, *HERE, f"run={run}", "budget.total_tokens=3_072", *branch]
     with contextlib.chdir(home):
         assert main([*words, "action=submit"]) == 0
