@@ -10,7 +10,7 @@ from command.prepared_data import prepare_data
 from command.recipe.path_checks import check_run_places
 from command.words import is_own, keys_of
 from components.checkpoint.choice import newest_whole
-from components.checkpoint.metadata import newest_checkpoint
+from components.checkpoint.metadata import newest_checkpoint, tokens_of
 from components.checkpoint.start import ASIDE, find_earlier, find_start, put_start
 from components.config.recipe import Recipe
 from components.config.resolve import check_movable, relayout
@@ -68,9 +68,12 @@ def renew_data(folder: RunFolder, recipe: Recipe, arguments: Arguments) -> None:
 
 
 def continue_run(
-    folder: RunFolder, before: Recipe, recipe: Recipe, arguments: Arguments
+    folder: RunFolder, before: Recipe, recipe: Recipe, arguments: Arguments, *, reads: bool
 ) -> None:
     """Let the run go on by ``recipe``, from its newest checkpoint or that of ``at_tokens``.
+
+    If the recipe changes, its step is that of the newest whole checkpoint. Unless it ``reads``
+    all bytes of that one, as a login node should not, the newest complete one counts.
 
     Raises:
         RecipeError: there is no such checkpoint, it is not whole, or the disk is full.
@@ -82,9 +85,12 @@ def continue_run(
     if recipe != before:
         trees = (dict(leaves(one.model_dump(mode="json"))) for one in (before, recipe))
         say(f"changed: {change_text(differences(*trees))}")
-        chosen = newest_whole(folder.checkpoints)
+        newest = newest_checkpoint(folder.checkpoints)
+        if reads and (chosen := newest_whole(folder.checkpoints)) is not None:
+            newest = chosen.checkpoint
+        step = recipe.clock.steps_of(tokens_of(newest)) if newest else 0
         with explained(folder.path):
-            replace_recipe(folder, recipe, step=chosen.marker.progress.step if chosen else 0)
+            replace_recipe(folder, recipe, step=step)
 
 
 def describe(folder: RunFolder, data: dict[str, Any], arguments: Arguments) -> None:

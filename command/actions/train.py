@@ -160,7 +160,7 @@ def _resume(path: Path, arguments: Arguments) -> Recipe:
     if recipe != before:
         _check_here(recipe)
     renew_data(folder, recipe, arguments)
-    continue_run(folder, before, recipe, arguments)
+    continue_run(folder, before, recipe, arguments, reads=True)
     with explained(folder.path):
         folder.results.unlink(missing_ok=True)
         folder.stop.unlink(missing_ok=True)

@@ -128,7 +128,7 @@ def _continue(folder: RunFolder, checked: CheckedRun) -> None:
     if recipe.data != before.data or newest_checkpoint(folder.checkpoints) is None:
         renew_data(folder, recipe, checked.arguments)
     with train_alone(folder.path, "resume", say):
-        continue_run(folder, before, recipe, checked.arguments)
+        continue_run(folder, before, recipe, checked.arguments, reads=False)
 
 
 def _submit(folder: RunFolder, checked: CheckedRun, after: str | None) -> str:
