@@ -15,8 +15,10 @@ from components.config.fingerprint import compute_fingerprint
 from components.config.key_groups import KeyGroup, split
 from components.config.phases import recipe_of
 from components.config.recipe import Recipe
+from components.config.schema.start import describe_start
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
+from components.report.plan_tables import time_sheet
 
 BASE = ("recipe=teuken7b", "scale=full", "cluster=juwels")
 FROM = ("from.recipe=teuken7b", "from.at_tokens=3_000_000_000_000")
@@ -55,6 +57,15 @@ def test_the_parents_fingerprint_and_the_end_of_a_step_are_settled() -> None:
     at = "of teuken7b after 3,000,001,101,824 tokens"
     assert start_line(child).startswith(f"all {at}: ")
     assert start_line(composed(*FROM, "from.with=weights")) == f"the weights {at}"
+
+
+def test_a_start_and_the_last_rewind_are_one_line() -> None:
+    assert describe_start(None, None) == ""
+    assert describe_start(None, 4_096) == "back at 4,096 tokens"
+    line = "all of teuken7b after 3,000,001,101,824 tokens"
+    assert describe_start(branched().start, 4_096) == f"{line}; back at 4,096 tokens"
+    assert ("start", line) in time_sheet(plan_recipe(branched()), now=None).rows
+    assert dict(time_sheet(plan_recipe(composed()), now=None).rows).get("start") is None
 
 
 def test_where_the_parent_lies_is_no_mathematics(tmp_path: Path) -> None:
