@@ -18,6 +18,7 @@ from cluster.scheduler_command import cached_answers
 from components.command_line import command_line
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
+from components.config.schema.start import describe_start
 from components.run.folder import RunFolder, existing_run_folder
 from components.run.history import read_lines
 from components.run.ownership import is_own
@@ -61,6 +62,7 @@ class RunStatus:
     why: str
     last: str
     next: str
+    start: str  # from which checkpoint, in one line; nothing for first weights
     tokens: int
     total_tokens: int
     chain: str | None
@@ -112,6 +114,7 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
         why=why,
         last=_last_local(folder) if local else told(chain.last),
         next=then,
+        start=_describe_start(folder, recipe),
         tokens=saved,
         total_tokens=recipe.budget.total_tokens,
         chain=next(iter([*ids, *(chain_of(job.job) for job in queued or ())]), None),
@@ -161,6 +164,11 @@ def _local_state(folder: RunFolder) -> tuple[str, str, str]:
     begun = any(event["kind"] in {"start", "resume"} for event in read_lines(folder.journal))
     when = "without a word" if begun else "before its first step"
     return "killed", f"it ended {when}", go_on
+
+
+def _describe_start(folder: RunFolder, recipe: Recipe) -> str:
+    went_back = [one["tokens"] for one in read_lines(folder.journal) if one["kind"] == "rewind"]
+    return describe_start(recipe.start, went_back[-1] if went_back else None)
 
 
 def _last_local(folder: RunFolder) -> str:

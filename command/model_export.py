@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from command.arguments import Arguments
-from command.recipe.path_checks import no_checkpoint, open_run
-from components.checkpoint.choice import CheckpointChoice, newest_weights
+from command.recipe.path_checks import open_run
+from components.checkpoint.choice import CheckpointChoice, find_checkpoint
 from components.config.phases import recipe_before
 from components.config.recipe import Recipe
 from components.config.schema.types import thaw
@@ -33,13 +33,10 @@ def open_trained(arguments: Arguments) -> RunCheckpoint:
         RecipeError: no run is named, it is none, or it has no such checkpoint that is whole.
     """
     folder, recipe = open_run(arguments.run, arguments.values)
-    tokens = arguments.at_tokens
-    chosen = newest_weights(folder.checkpoints, tokens)
-    if chosen is not None:
-        for damaged in chosen.damaged:
-            say(f"another checkpoint is taken: {damaged.path} {damaged.problem}")
-        return RunCheckpoint(folder, recipe, chosen)
-    raise no_checkpoint(folder, tokens)
+    chosen = find_checkpoint(folder.checkpoints, arguments.at_tokens, weights=True)
+    for damaged in chosen.damaged:
+        say(f"another checkpoint is taken: {damaged.path} {damaged.problem}")
+    return RunCheckpoint(folder, recipe, chosen)
 
 
 def export_trained(trained: RunCheckpoint, target: Path, *, rows: Rows) -> HFFamily:

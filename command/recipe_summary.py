@@ -77,7 +77,7 @@ def _figures(recipe: Recipe) -> dict[str, str]:
     return {
         "parameters": ", ".join(named),
         "tokens": f"{recipe.budget.total_tokens:,} in {derived.steps:,} steps of {step}",
-        "begins": "\n".join(parent_lines(recipe)),
+        "start": start_line(recipe),
         "phases": "\n".join(phase_lines(recipe)),
         "layout": f"{ranks}, {derived.microbatches_per_step} microbatches a step and rank, "
         f"layers of each stage: {layers_text(derived)}",
@@ -87,17 +87,12 @@ def _figures(recipe: Recipe) -> dict[str, str]:
     }
 
 
-def parent_lines(recipe: Recipe) -> Iterator[str]:
-    """Say with what checkpoint of which run a run begins, where it does."""
-    if (parent := recipe.parent) is None:
-        return
-    which = " of ".join(one for one in (parent.run, parent.recipe) if one is not None)
-    at = "" if parent.at_tokens is None else f" after {parent.at_tokens:,} tokens"
-    taken, left = f"with the weights of {which}{at}", ""
-    if parent.goes_on:
-        taken, steps = f"goes on from {which}{at}", recipe.derived.steps - recipe.first_step
-        left = f": {steps:,} steps are its own"
-    yield f"{taken}{left}"
+def start_line(recipe: Recipe) -> str:
+    """Say from what checkpoint of which run a run starts, where it does."""
+    if (start := recipe.start) is None:
+        return ""
+    steps = recipe.derived.steps - recipe.first_step
+    return start.summary + (f": {steps:,} steps are its own" if start.goes_on else "")
 
 
 def phase_lines(recipe: Recipe) -> Iterator[str]:

@@ -53,6 +53,7 @@ _FROM_RUN = "takes its recipe from its run folder"
 _EVALUATED = f"an evaluation {_FROM_RUN}"
 _RESUMED = "a resumed run takes its recipe from its folder"
 _SENT = "a run that is sent takes its recipe from its folder"
+_RESUME = "resume at_tokens fresh_optimizer"
 _RECIPE = "recipe within_days"  # where one is composed
 # Of what writes a recipe: ``data`` is files and ``tokenizer`` a folder, no options of conf/.
 _OWN = "name data tokenizer"
@@ -73,7 +74,7 @@ WAYS = (
     Way("prepare", f"{_RECIPE} tasks site.*"),
     Way("render", f"{_RECIPE} run file site.*"),
     Way("submit", f"{_RECIPE} run force at_most output study site.*", OF_STUDY),
-    Way("submit", "resume again force site.*", "resume", why=_RESUMED),
+    Way("submit", f"{_RESUME} again force site.*", "resume", why=_RESUMED),
     Way("submit", f"{_RECIPE} run again force at_most output site.*", SWEEP),
     Way("submit", f"{_RECIPE} run again force site.*"),
     Way("status", "run runs exclude", "exclude", keys=""),
@@ -83,9 +84,8 @@ WAYS = (
     Way("preflight", f"{_RECIPE} output"),
     Way("train", f"{_RECIPE} run at_most output study site.*", OF_STUDY),
     # Which keys may be others is told by `components.config.resolve`.
-    Way("train", "resume", "resume", why=_RESUMED),
+    Way("train", _RESUME, "resume", why=_RESUMED),
     Way("train", f"{_RECIPE} run site.*"),
-    Way("rewind", "run at_tokens fresh_optimizer", "", _PLACE, f"a rewind {_FROM_RUN}"),
     Way(
         "merge",
         "run at_tokens last average ema_decay file",
@@ -126,6 +126,7 @@ OF_JOBS = ("render", "submit", "status", "cancel", "preflight")
 
 # Actions of earlier versions, and how each is written now.
 RENAMED = {
+    "rewind": "resume=RUN at_tokens=N, with fresh_optimizer=true where it had that",
     "import": "action=new like=FOLDER",
     "predict": "action=plan study=ladder",
     "propose": "action=plan file=proposal.md",

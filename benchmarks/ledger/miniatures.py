@@ -45,7 +45,7 @@ def train(recipe: str, home: Path) -> Row:
     found = {"recipe": recipe} | stamp(scaled, KeyGroup.MATHEMATICS)
     tokens = STEPS * GLOBAL_BATCH_TOKENS
     # A run that continues with its parent's optimizer counts the parent's tokens too.
-    continues = scaled.parent is not None and scaled.parent.goes_on
+    continues = scaled.start is not None and scaled.start.goes_on
     words = (
         f"recipe={recipe}",
         f"run={run}",
@@ -68,11 +68,11 @@ def train(recipe: str, home: Path) -> Row:
     held_out = read_held_out(run)
     begin = held_out["first_unweighted"]
     if begin is None:  # a run that continues with an optimizer begins where its parent ended
-        assert scaled.parent is not None
-        begin = read_held_out(home / str(scaled.parent.recipe))["final_unweighted"]
+        assert scaled.start is not None
+        begin = read_held_out(home / str(scaled.start.recipe))["final_unweighted"]
     first, last = statistics.fmean(losses[:EDGE]), statistics.fmean(losses[-EDGE:])
     # The run that a stage continues has seen the text of its first steps.
-    falls = scaled.parent is not None or last < first
+    falls = scaled.start is not None or last < first
     return found | {
         "steps": len(losses),
         "first": first,
@@ -91,14 +91,14 @@ def read_held_out(run: Path) -> dict[str, Any]:
 
 def begins(recipe: Recipe, home: Path) -> list[str]:
     """Name the run that a recipe's begins with, and its tokenizer; train it, if need be."""
-    if recipe.parent is None or recipe.parent.recipe is None:
+    if recipe.start is None or recipe.start.recipe is None:
         return []
-    parent = home / recipe.parent.recipe
+    parent = home / recipe.start.recipe
     if not parent.exists():
         train(parent.name, home)
     data = json.loads((parent / "data.json").read_text("utf-8"))
     return [
-        f"from={{run: {parent}, with: {recipe.parent.takes}}}",
+        f"from={{run: {parent}, with: {recipe.start.takes}}}",
         f"data.tokenizer_folder={data['folder']}",
     ]
 

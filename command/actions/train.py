@@ -5,18 +5,17 @@ from pathlib import Path
 from command.arguments import Arguments
 from command.comparison import told_after, told_before
 from command.composition.compose import ComposedRun, compose
-from command.continuation import check_changes, describe, renew_data, reopen
+from command.continuation import check_changes, continue_run, describe, renew_data, reopen
 from command.outcome import ActionResult, Status
-from command.parent_data import check_parent_data
 from command.prepared_data import prepare_data
 from command.remarks import remarks
 from command.run_tree.folders import create_child_folders
 from command.run_tree.nodes import continues_tree, is_left
 from command.run_tree.page import leave_tree_page
+from command.start_data import check_start_data
 from command.tree.course import grow_here
-from components.checkpoint.choice import newest_whole
 from components.checkpoint.metadata import newest_checkpoint
-from components.checkpoint.parent import find_initial_checkpoint
+from components.checkpoint.start import find_start, put_start
 from components.command_line import command_line
 from components.config.recipe import Recipe
 from components.report import measurements
@@ -24,11 +23,7 @@ from components.report.held_out import ending_lines
 from components.report.tables import terminal_table
 from components.report.write import write_report_if_possible
 from components.run.disk import explained
-from components.run.folder import (
-    RunFolder,
-    create_run_folder,
-    replace_recipe,
-)
+from components.run.folder import RunFolder, create_run_folder
 from components.run.records import Results
 from components.run.writer_lock import train_alone
 from components.sharing.lock import Lock
@@ -72,12 +67,12 @@ def run(arguments: Arguments, composed: ComposedRun | None = None) -> ActionResu
         for remark in remarks(composed, arguments):
             say(remark)
         _check_here(recipe)
-        begin = find_initial_checkpoint(recipe)
+        start = find_start(recipe)
         data = prepare_data(recipe, arguments.site)
-        check_parent_data(recipe, data)
+        check_start_data(recipe, data)
         folder = create_run_folder(recipe, arguments.run)
         describe(folder, data, arguments)
-        begin(folder)
+        put_start(folder, start)
         create_child_folders(folder.path, composed.children, arguments.site)
         with train_alone(folder.path, "run", say) as lock:
             ended = _train(recipe, folder, lock, composed.bundle)
@@ -165,10 +160,8 @@ def _resume(path: Path, arguments: Arguments) -> Recipe:
     if recipe != before:
         _check_here(recipe)
     renew_data(folder, recipe, arguments)
+    continue_run(folder, before, recipe, arguments, reads=True)
     with explained(folder.path):
-        if recipe != before:
-            chosen = newest_whole(folder.checkpoints)
-            replace_recipe(folder, recipe, step=chosen.marker.progress.step if chosen else 0)
         folder.results.unlink(missing_ok=True)
         folder.stop.unlink(missing_ok=True)
     return recipe

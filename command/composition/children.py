@@ -8,10 +8,10 @@ from command.arguments import Arguments, check_option, groups
 from command.composition.recipe_tree import compose_recipe_tree, resolve_recipe
 from components.config.children import CHILDREN, below, ordered, settled_tokens
 from components.config.fingerprint import compute_fingerprint
-from components.config.parent import PARENT, check_parent, shrink_beginning, step_end
 from components.config.recipe import Recipe
 from components.config.schema.children import Child
 from components.config.schema.types import freeze
+from components.config.start import START, check_start, shrink_budget, shrink_tokens
 from components.config.user_overrides import UserOverrides
 from components.config.validation import read_section
 from components.errors import RecipeError
@@ -94,14 +94,14 @@ def _with_children(recipe: Recipe, children: Mapping[str, Child]) -> Recipe:
 
 def _shrink_tokens(root: RootRun, name: str, child: Child, parent: ComposedNode) -> Child:
     """Scale the place of a miniature's node, as that of a run that comes from one."""
-    total, every = parent.recipe.budget.total_tokens, parent.recipe.checkpoint.every_tokens
+    total = parent.recipe.budget.total_tokens
     if parent.recipe.scale.shrink == "none" or total >= parent.full_tokens:
         return child
     named, scaled = UserOverrides(root.arguments.values), {}
     for key in ("at_tokens", "every_tokens"):
         tokens = getattr(child, key)
         if tokens is not None and not named.covers(f"{CHILDREN}.{name}.{key}"):
-            multiple = max(1, round(tokens * total / parent.full_tokens / every)) * every
+            multiple = shrink_tokens(tokens, parent.recipe, parent.full_tokens)
             scaled[key] = multiple if key == "every_tokens" else min(multiple, total)
     return child.model_copy(update=scaled)
 
@@ -116,20 +116,16 @@ def _compose_child(
             pop_children(draft.tree)
         if UserOverrides(root.arguments.values).covers(f"{CHILDREN}.{name}.set"):
             draft.values.update(keys)  # as final as the user's other words
-        at_tokens = step_end(parent.recipe, child.at_tokens or 0)
-        draft.tree[PARENT] = {
+        draft.tree[START] = {
             "recipe": parent.recipe.name,
-            "at_tokens": at_tokens,
+            "at_tokens": child.at_tokens,
             "with": child.takes,
             "fingerprint": compute_fingerprint(parent.recipe),
         }
         if root.recipe.scale.shrink != "none":
-            # The start is fixed. Only the token budget still has to shrink.
-            draft.values[f"{PARENT}.at_tokens"] = at_tokens
-            shrink_beginning(draft.tree, parent.recipe, parent.full_tokens, draft.values)
-            del draft.values[f"{PARENT}.at_tokens"]
+            shrink_budget(draft.tree, parent.recipe, parent.full_tokens, draft.values)
         recipe = resolve_recipe(draft)
-        check_parent(recipe, parent.recipe)
+        check_start(recipe, parent.recipe)
     except RecipeError as error:
         problem = f"{error.path}: {error.problem}"
         raise RecipeError(f"{CHILDREN}.{name}", problem, error.remedy) from None
@@ -145,7 +141,7 @@ def _child_arguments(arguments: Arguments, child: Child) -> tuple[Arguments, dic
         if key in known
     }
     keys = {key: value for key, value in child.set.items() if key not in known}
-    replaced = {CHILDREN, PARENT, *chosen}
+    replaced = {CHILDREN, START, *chosen}
     kept = {
         key: value
         for key, value in arguments.all_values.items()

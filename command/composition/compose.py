@@ -4,19 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from command.arguments import Arguments
+from command.arguments import Arguments, read_point
 from command.composition.children import RootRun, compose_children, pop_children
-from command.composition.parent_checkpoint import (
-    check_ancestors,
-    parent_arguments,
-    read_parent_run,
-    read_parent_section,
-    settle_parent,
-)
 from command.composition.recipe_tree import RecipeTree, compose_recipe_tree, resolve_recipe
+from command.composition.start import derive_start, read_start
 from command.recipe.path_checks import places_outside
-from components.config.parent import check_parent, shrink_beginning
 from components.config.recipe import Recipe
+from components.config.start import check_start, shrink_start
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 from components.sharing.lock import Lock
@@ -81,7 +75,7 @@ def compose(
             return _search_layout(draft, parent, arguments, has_children=bool(children))
         recipe = resolve_recipe(draft, reads_files=reads_files)
         if parent is not None:
-            check_parent(recipe, parent)
+            check_start(recipe, parent)
         if not children:
             return ComposedRun(recipe, draft)
         root = RootRun(recipe, draft.full_tokens, arguments, anywhere)
@@ -92,20 +86,22 @@ def compose(
 def _compose_parent(
     draft: RecipeTree, ancestors: tuple[str, ...], *, weights_only: bool, reads_files: bool
 ) -> Recipe | None:
-    """Read or compose the parent that ``from`` names, and settle the section."""
-    section = read_parent_section(draft.tree, weights_only=weights_only)
-    if section is None:
+    """Compose the recipe that ``from`` names, if any, at the scale and on the cluster here."""
+    start = read_start(draft.tree, weights_only=weights_only)
+    if start is None:
         return None
-    run = read_parent_run(section.run) if section.run is not None and reads_files else None
-    recipe = None
-    if (name := section.recipe) is not None:
-        check_ancestors(name, ancestors)
-        arguments = parent_arguments(name, draft.tree)
-        composed = compose(arguments, anywhere=not reads_files, ancestors=(*ancestors, name))
-        recipe = composed.recipe
+    composed = None
+    if (name := start.recipe) is not None:
+        if name in ancestors:
+            problem = " comes from ".join([*ancestors, name])
+            raise RecipeError("from.recipe", problem, "name a parent that is none of its line")
+        chosen = (f"{group}={draft.tree[group]['name']}" for group in ("scale", "cluster"))
+        arguments = read_point([f"recipe={name}", *chosen])
+        parent = compose(arguments, anywhere=not reads_files, ancestors=(*ancestors, name))
+        composed = parent.recipe
         if draft.tree["scale"]["shrink"] != "none":
-            shrink_beginning(draft.tree, recipe, composed.draft.full_tokens, draft.values)
-    return settle_parent(draft.tree, section, run, recipe)
+            shrink_start(draft.tree, composed, parent.draft.full_tokens, draft.values)
+    return derive_start(draft.tree, start, composed, reads_files=reads_files)
 
 
 def _search_layout(
@@ -120,5 +116,5 @@ def _search_layout(
     search_problem = layout_search.SearchProblem(draft.tree, draft.values, draft.full)
     found = layout_search.find_layout(search_problem, within_days=arguments.within_days)
     if parent is not None:
-        check_parent(found.recipe, parent)
+        check_start(found.recipe, parent)
     return ComposedRun(found.recipe, draft, search=found)

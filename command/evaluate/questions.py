@@ -9,8 +9,9 @@ from command.arguments import Arguments
 from command.evaluate.ranks import RankWork, ask_on_ranks
 from command.evaluate.request import TaskRequest
 from command.model_export import RunCheckpoint, export_place, export_trained, open_trained
-from command.recipe.path_checks import no_checkpoint, open_run
+from command.recipe.path_checks import open_run
 from components.build import build
+from components.checkpoint.choice import no_checkpoint
 from components.checkpoint.metadata import kept_tokens
 from components.config.check import check_recipe
 from components.config.phases import recipe_before
@@ -70,7 +71,7 @@ def evaluate_all(arguments: Arguments) -> list[Tree]:
     folder, _ = open_run(arguments.run, arguments.values)
     kept = kept_tokens(folder.checkpoints)
     if not kept:
-        raise no_checkpoint(folder, None)
+        raise no_checkpoint(folder.checkpoints, None, kept)
     return [evaluate_run(replace(arguments, at_tokens=tokens)) for tokens in kept]
 
 

@@ -17,7 +17,8 @@ from cluster.scheduler import check_id
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments, read_point
 from command.received_site import check_received_site
-from command.recipe.path_checks import no_checkpoint, open_run
+from command.recipe.path_checks import open_run
+from components.checkpoint.choice import no_checkpoint
 from components.checkpoint.metadata import kept_tokens
 from components.config.check import check_recipe
 from components.config.recipe import Recipe
@@ -75,7 +76,7 @@ def evaluate_in_jobs(arguments: Arguments) -> list[Answer]:
     newest = kept[-1:] if arguments.at_tokens is None else [arguments.at_tokens]
     asked = kept if arguments.checkpoints == "all" else newest
     if not asked or not {*asked} <= {*kept}:
-        raise no_checkpoint(folder, arguments.at_tokens)
+        raise no_checkpoint(folder.checkpoints, arguments.at_tokens, kept)
     return ask_in_jobs(folder, recipe, asked, arguments)
 
 

@@ -145,6 +145,8 @@ def _told(one: RunStatus) -> Table:
     table = Table(box=None, show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
+    if one.start:
+        table.add_row("start", one.start)
     table.add_row("last", one.last)
     table.add_row("next", one.next)
     for step, changed in one.changed.items():

@@ -9,31 +9,30 @@ from cluster.chain_events import RefusedEvent, SubmitEvent, SubmittedEvent
 from cluster.clients import scheduler_for
 from cluster.copies.venv import archive_venv
 from cluster.job import JobSettings, job_settings, render
-from cluster.records import Jobs, now, saved_tokens
+from cluster.records import Jobs, now
 from cluster.scheduler import NoAnswerError, Scheduler, SchedulerError, check_present
 from cluster.status import status_of
 from cluster.user import User, read_user
 from command.arguments import ROOT, Arguments
-from command.continuation import change_text, describe, renew_data
-from command.parent_data import check_parent_data
+from command.continuation import continue_run, describe, renew_data
 from command.prepared_data import prepare_data
 from command.run_tree.folders import create_child_folders
 from command.run_tree.nodes import root_of
+from command.start_data import check_start_data
 from components.checkpoint.metadata import newest_checkpoint
-from components.checkpoint.parent import find_initial_checkpoint
+from components.checkpoint.start import find_start, put_start
 from components.command_line import command_line
 from components.config.check import read_recipe
 from components.config.recipe import Recipe
 from components.config.resolve import check_continues
 from components.config.rules.check import warnings_of
-from components.config.user_overrides import differences, leaves
 from components.data.files import write_atomically
 from components.errors import RecipeError
 from components.planner.result import Plan
 from components.planner.tree import plan_tree
-from components.run.folder import RunFolder, check_unused, create_run_folder, replace_recipe
+from components.run.folder import RunFolder, check_unused, create_run_folder
 from components.run.ownership import is_own
-from components.run.writer_lock import submission_lock
+from components.run.writer_lock import submission_lock, train_alone
 from components.terminal import say
 
 GIB = 2**30
@@ -108,14 +107,14 @@ def submit_run(
     if new := not folder.recipe.exists():
         check_unused(folder.path)
         data = prepare_data(recipe, checked.arguments.site)
-        check_parent_data(recipe, data)
-        begin = find_initial_checkpoint(recipe)
+        check_start_data(recipe, data)
+        start = find_start(recipe)
     with submission_lock(folder.path):
         check_resubmission(recipe, folder.path, checked.arguments)
         if new and not folder.recipe.exists():
             create_run_folder(recipe, folder.path)
             describe(folder, data, checked.arguments)
-            begin(folder)
+            put_start(folder, start)
         else:
             _continue(folder, checked)
         if children:
@@ -124,15 +123,12 @@ def submit_run(
 
 
 def _continue(folder: RunFolder, checked: CheckedRun) -> None:
-    """Let the run go on by the recipe to submit, if it differs from the run's own."""
+    """Let the run go on by the recipe to submit, and from the checkpoint that is named."""
     before, recipe = read_recipe(folder.recipe), checked.recipe
     if recipe.data != before.data or newest_checkpoint(folder.checkpoints) is None:
         renew_data(folder, recipe, checked.arguments)
-    if recipe != before:
-        trees = (dict(leaves(one.model_dump(mode="json"))) for one in (before, recipe))
-        say(f"changed: {change_text(differences(*trees))}")
-        step = recipe.clock.steps_of(saved_tokens(folder))
-        replace_recipe(folder, recipe, step=step)
+    with train_alone(folder.path, "resume", say):
+        continue_run(folder, before, recipe, checked.arguments, reads=False)
 
 
 def _submit(folder: RunFolder, checked: CheckedRun, after: str | None) -> str:
@@ -189,7 +185,7 @@ def _check_ended(
     """
     status = status_of(path, scheduler)
     ways = f"{command_line('action=status', f'run={path}')} tells more"
-    if status.state == "finished":
+    if status.state == "finished" and arguments.at_tokens is None:
         problem = f"the run in {path} has finished"
         raise SubmittedError("run", problem, "name another run=FOLDER")
     if status.queued is None:

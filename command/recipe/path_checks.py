@@ -14,8 +14,6 @@ from typing import Any
 
 from command.arguments import Arguments
 from command.files.trusted_paths import trust_command
-from components.checkpoint.metadata import kept_tokens
-from components.command_line import command_line
 from components.config.check import read_recipe
 from components.config.part_nodes import find_spec
 from components.config.recipe import Recipe
@@ -197,13 +195,3 @@ def open_run(run: Path | None, values: Mapping[str, Any]) -> tuple[RunFolder, Re
     recipe = read_recipe(folder.recipe)
     check_data_place(folder, recipe, values)
     return folder, recipe
-
-
-def no_checkpoint(folder: RunFolder, tokens: int | None) -> RecipeError:
-    """Describe that a run has none, or none of so many tokens."""
-    there = kept_tokens(folder.checkpoints)
-    if tokens is None or not there:
-        remedy = f"let it train to its first: {command_line(f'resume={folder.path}')}"
-        return RecipeError("run", f"{folder.path} has no complete checkpoint", remedy)
-    problem = f"{folder.path} has no complete checkpoint of {tokens:_} tokens"
-    return RecipeError("at_tokens", problem, f"it has {', '.join(f'{one:_}' for one in there)}")

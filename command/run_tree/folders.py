@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from cluster.records import Jobs
-from command.parent_data import check_parent_data
 from command.prepared_data import prepare_data
 from command.run_tree.nodes import nodes_of
+from command.start_data import check_start_data
 from components.config.check import check_recipe, read_recipe
-from components.config.parent import PARENT
 from components.config.recipe import Recipe
 from components.config.resolve import check_continues
+from components.config.start import START
 from components.run.folder import RunFolder, create_run_folder
 from components.run.provenance import write_provenance
 
@@ -30,7 +30,7 @@ def create_child_folders(
         if node.child.kind != "run":
             continue
         folder, tree = RunFolder(node.path), runs[node.name].model_dump(mode="json")
-        tree[PARENT]["run"] = str(node.parent.path)
+        tree[START]["run"] = str(node.parent.path)
         recipe = check_recipe(tree)
         if not folder.recipe.exists():
             create_run_folder(recipe, node.path)
@@ -39,7 +39,7 @@ def create_child_folders(
             folder.write_recipe(recipe)
         if not (folder.path / "data.json").exists():
             data = prepare_data(recipe, dict(site))
-            if recipe.parent is not None and recipe.parent.goes_on:
-                check_parent_data(recipe, data)
+            if recipe.start is not None and recipe.start.goes_on:
+                check_start_data(recipe, data)
             write_provenance(folder, [f"resume={folder.path}"])
             folder.write_json("data.json", data)

@@ -118,7 +118,9 @@ def continues_tree(arguments: Arguments) -> bool:
         RecipeError: keys are given, which such a trunk has no use for.
     """
     run = arguments.resume
-    if run is None or not is_left(existing_run_folder(run, "resume").path):
+    if run is None or arguments.at_tokens is not None:
+        return False
+    if not is_left(existing_run_folder(run, "resume").path):
         return False
     for key in arguments.values:
         problem = f"{run} has finished, and its children go on"

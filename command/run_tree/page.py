@@ -5,7 +5,7 @@ from pathlib import Path
 
 from command.run_tree.nodes import TreeNode, nodes_of, root_of, state_of
 from components.config.check import read_recipe
-from components.config.parent import end_of
+from components.config.start import end_of
 from components.report.measurements import read_evaluations
 from components.report.tree import PlacedNode, placed, write_tree
 from components.run.folder import RunFolder

@@ -1,18 +1,20 @@
 """Choose a checkpoint in a folder, and check all of its bytes first; torch is not needed."""
 
+from bisect import bisect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from components.checkpoint.metadata import (
+    EITHER,
     DamagedCheckpointError,
-    Kind,
     Marker,
     complete_checkpoints,
     read_marker,
     tokens_of,
 )
 from components.checkpoint.sections import check_sections
+from components.command_line import command_line
 from components.errors import RecipeError
 
 
@@ -34,34 +36,38 @@ def newest_whole(folder: Path) -> CheckpointChoice | None:
     return choose(folder, complete_checkpoints(folder), check_alone)
 
 
-def checkpoint_of(folder: Path, tokens: int, *, weights: bool) -> CheckpointChoice:
-    """Find the checkpoint after ``tokens``; with ``weights``, one of weights alone will do.
+def find_checkpoint(
+    folder: Path, tokens: int | None, *, weights: bool, section: str = ""
+) -> CheckpointChoice:
+    """Find the newest whole checkpoint, or the one after ``tokens``, in one process.
+
+    With ``weights``, one of weights alone will do; full ones come first. An error names the
+    key ``at_tokens`` of the ``section``.
 
     Raises:
-        RecipeError: there is no such checkpoint, or it is not whole.
+        RecipeError: there is no such checkpoint, or none is whole.
     """
-    kinds: tuple[Kind, ...] = ("tokens", "weights") if weights else ("tokens",)
-    complete = [path for kind in kinds for path in complete_checkpoints(folder, kind)]
-    candidates = [path for path in complete if tokens_of(path) == tokens]
+    complete = list(complete_checkpoints(folder, EITHER if weights else EITHER[:1]))
+    candidates = [path for path in complete if tokens in {None, tokens_of(path)}]
     chosen = choose(folder, candidates, check_alone)
     if chosen is not None:
         return chosen
-    known = [f"{count:_}" for count in sorted({tokens_of(path) for path in complete})]
-    remedy = f"there are {', '.join(known)}" if known else "there is none"
-    raise RecipeError("at_tokens", f"{tokens:_} has no checkpoint in {folder}", remedy)
+    raise no_checkpoint(folder, tokens, map(tokens_of, complete), section)
 
 
-def newest_weights(folder: Path, tokens: int | None) -> CheckpointChoice | None:
-    """Find the newest whole checkpoint, full or of weights alone, or the one after ``tokens``.
-
-    Raises:
-        RecipeError: there are such checkpoints, and none is whole.
-    """
-    both = list(complete_checkpoints(folder))
-    both += complete_checkpoints(folder, "weights")
-    both = [path for path in both if tokens is None or tokens_of(path) == tokens]
-    both.sort(key=tokens_of, reverse=True)  # stable: full checkpoints stay first
-    return choose(folder, both, check_alone)
+def no_checkpoint(
+    folder: Path, tokens: int | None, complete: Iterable[int], section: str = ""
+) -> RecipeError:
+    """Describe that there is no checkpoint, or none after ``tokens``; the nearest are named."""
+    saved = sorted(set(complete))
+    if tokens is None:
+        remedy = f"let it train to its first: {command_line(f'resume={folder.parent}')}"
+        return RecipeError("run", f"{folder.parent} has no complete checkpoint", remedy)
+    place = bisect(saved, tokens)
+    near = " and ".join(f"{one:_}" for one in saved[max(0, place - 1) : place + 1])
+    problem = f"{tokens:_} has no checkpoint in {folder}"
+    remedy = f"the nearest: {near}" if near else "there is none"
+    return RecipeError(f"{section}at_tokens", problem, remedy)
 
 
 def choose(

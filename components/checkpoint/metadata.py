@@ -6,7 +6,7 @@ nobody else would notice a flipped bit in it, one of itself.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -20,6 +20,7 @@ from components.run.records import Finite, Natural, RunRecord, check_record
 FORMAT = 1
 MARKER = "progress.json"
 Kind = Literal["tokens", "weights"]  # all that a run needs to go on, or its weights alone
+EITHER: tuple[Kind, ...] = ("tokens", "weights")
 
 # A plain name: a marker may not lead a reader or a copy out of its folder.
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")]
@@ -165,11 +166,16 @@ def damaged(file: Path, problem: str) -> DamagedCheckpointError:
     return DamagedCheckpointError(str(file), problem, remedy)
 
 
-def complete_checkpoints(folder: Path, kind: Kind = "tokens") -> Iterator[Path]:
-    """List those with a marker, newest first."""
-    found = sorted(folder.glob(f"{kind}-*"), reverse=True)
-    named = (one for one in found if one.name.removeprefix(f"{kind}-").isdecimal())
-    return (one for one in named if (one / MARKER).exists())
+def complete_checkpoints(folder: Path, kinds: Sequence[Kind] = ("tokens",)) -> Iterator[Path]:
+    """List those with a marker, newest first, and in the order of ``kinds`` after as many."""
+    named = [
+        path
+        for kind in kinds
+        for path in folder.glob(f"{kind}-*")
+        if path.name.removeprefix(f"{kind}-").isdecimal()
+    ]
+    named.sort(key=tokens_of, reverse=True)  # stable
+    return (path for path in named if (path / MARKER).exists())
 
 
 def tokens_of(checkpoint: Path) -> int:
@@ -179,8 +185,7 @@ def tokens_of(checkpoint: Path) -> int:
 
 def kept_tokens(folder: Path) -> list[int]:
     """List after how many tokens a checkpoint was kept, full or of weights alone."""
-    both = (*complete_checkpoints(folder), *complete_checkpoints(folder, "weights"))
-    return sorted({tokens_of(one) for one in both})
+    return sorted({tokens_of(path) for path in complete_checkpoints(folder, EITHER)})
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -97,10 +97,8 @@ def later_than(checkpoint: Path) -> list[Path]:
     A run that has gone back writes others of the same names.
     """
     tokens, folder = metadata.tokens_of(checkpoint), checkpoint.parent
-    kinds: tuple[metadata.Kind, ...] = ("tokens", "weights")
-    both = [one for kind in kinds for one in metadata.complete_checkpoints(folder, kind)]
-    later = [one for one in both if metadata.tokens_of(one) > tokens]
-    return sorted(later, key=metadata.tokens_of, reverse=True)
+    either = metadata.complete_checkpoints(folder, metadata.EITHER)
+    return [path for path in either if metadata.tokens_of(path) > tokens]
 
 
 def _remove_incomplete(folder: Path) -> None:

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.config.parent import check_beginning
 from components.config.part_nodes import SECTIONS, check_nodes
 from components.config.phases import check_phases, check_starts
 from components.config.recipe import Recipe
 from components.config.rules.check import check_rules
 from components.config.schema.phases import RunPhase
 from components.config.schema.types import Section, freeze
+from components.config.start import check_beginning
 from components.config.validation import read_section
 from components.errors import RecipeError
 from components.json_file import read_mapping

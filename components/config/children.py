@@ -4,9 +4,9 @@ from bisect import bisect
 from collections.abc import Mapping
 from itertools import pairwise
 
-from components.config.parent import end_of, step_end
 from components.config.recipe import Recipe
 from components.config.schema.children import KINDS, Child
+from components.config.start import end_of, step_end
 from components.config.suggestions import nearest
 from components.errors import RecipeError
 

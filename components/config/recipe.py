@@ -16,9 +16,9 @@ from components.config.rank_groups import RankGroups
 from components.config.schema import monitoring, sections, types
 from components.config.schema.children import Child
 from components.config.schema.data import DataSection
-from components.config.schema.parent import Parent
 from components.config.schema.phases import ABSENT, EMPTY, RunPhase
 from components.config.schema.sections import Stem
+from components.config.schema.start import Start
 from components.config.schema.types import FrozenMapping, KeyGroup, Node
 from components.config.stages import StagePlacement, stage_layers
 from components.config.step_clock import Helping, PhaseSpan, StepClock
@@ -48,7 +48,7 @@ class Recipe(types.Section):
     ]
     tokenizer: Annotated[Node, KeyGroup.MATHEMATICS]
     data: DataSection
-    parent: Annotated[Parent | None, ABSENT] = Field(default=None, alias="from")
+    start: Annotated[Start | None, ABSENT] = Field(default=None, alias="from")
     budget: Annotated[sections.Budget, KeyGroup.MATHEMATICS]
     phases: Annotated[FrozenMapping[RunPhase], EMPTY] = Field(default_factory=dict)
     optimizer: Annotated[Node, KeyGroup.MATHEMATICS]
@@ -132,11 +132,11 @@ class Recipe(types.Section):
 
     @cached_property
     def first_step(self) -> int:
-        """Steps that were taken before this run began: by its parent, if it goes on."""
-        parent = self.whole.parent
-        if parent is None or not parent.goes_on or parent.at_tokens is None:
+        """Steps that were taken before this run began: by the run that it goes on from."""
+        start = self.whole.start
+        if start is None or not start.goes_on or start.at_tokens is None:
             return 0
-        return self.clock.steps_of(parent.at_tokens)
+        return self.clock.steps_of(start.at_tokens)
 
     @property
     def total_samples(self) -> int:

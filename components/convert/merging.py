@@ -23,9 +23,9 @@ from components.build import build
 from components.checkpoint.choice import check_alone
 from components.checkpoint.layout import PieceReader, read_pieces
 from components.checkpoint.metadata import (
+    EITHER,
     Files,
     FileSection,
-    Kind,
     Marker,
     complete_checkpoints,
     tokens_of,
@@ -75,11 +75,8 @@ def last_checkpoints(folder: Path, count: int, tokens: int | None) -> list[Path]
     Raises:
         RecipeError: there are fewer.
     """
-    kinds: tuple[Kind, ...] = ("weights", "tokens")
-    found = {
-        tokens_of(one): one for kind in kinds for one in complete_checkpoints(folder, kind)
-    }
-    early = sorted(one for one in found if tokens is None or one <= tokens)
+    by_tokens = {tokens_of(path): path for path in complete_checkpoints(folder, EITHER[::-1])}
+    early = sorted(one for one in by_tokens if tokens is None or one <= tokens)
     if len(early) < count:
         there = ", ".join(f"{one:_}" for one in early) or "none"
         problem = f"{count} checkpoints are asked for, and there are {len(early)}"
@@ -87,7 +84,7 @@ def last_checkpoints(folder: Path, count: int, tokens: int | None) -> list[Path]
             f"kept are {there}; checkpoint.weights_every_tokens keeps weights alone for good"
         )
         raise RecipeError("last", problem, remedy)
-    return [found[one] for one in early[-count:]]
+    return [by_tokens[one] for one in early[-count:]]
 
 
 def check_whole(

@@ -6,8 +6,8 @@ from math import ceil
 from typing import TypeVar
 
 from components.config.children import needed_tokens, ordered
-from components.config.parent import end_of
 from components.config.recipe import Recipe
+from components.config.start import end_of
 from components.planner.cost import CostEstimate, PlannedNode, PlannedTree
 from components.planner.plan import plan_recipe
 

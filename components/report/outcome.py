@@ -12,6 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from components.config.schema.start import Start, describe_start
+from components.config.validation import read_section
 from components.errors import RecipeError
 from components.run.folder import RunFolder
 from components.run.history import RunHistory, read_journal
@@ -37,6 +39,14 @@ class Run:
     environment: Tree
     journal: RunHistory
     results: Tree | None
+
+    @property
+    def start(self) -> str:
+        """From which checkpoint it started, in one line; nothing for first weights."""
+        section = self.recipe.get("from")
+        start = None if section is None else read_section(Start, section, "from")
+        rewinds = [one.tokens for one in self.journal.events if one.kind == "rewind"]
+        return describe_start(start, rewinds[-1] if rewinds else None)
 
     @property
     def is_merge(self) -> bool:

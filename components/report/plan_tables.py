@@ -48,7 +48,8 @@ def memory_sheet(memory: Memory) -> Grid:
 def time_sheet(plan: Plan, *, now: datetime | None) -> Grid:
     """Lay out the step, its parts and rates, and what the run costs; ``now`` dates its end."""
     layout = plan.job.layout
-    rows = [("layout", f"{plan.recipe.cluster.nodes:,} nodes: {layout.product}")]
+    rows = [] if plan.recipe.start is None else [("start", plan.recipe.start.summary)]
+    rows.append(("layout", f"{plan.recipe.cluster.nodes:,} nodes: {layout.product}"))
     if plan.recomputation is not None:
         rows.append(("recomputation", _recomputation(plan.recomputation)))
     if plan.experts is not None:

@@ -130,9 +130,12 @@ def _side_by_side(trees: Sequence[Tree]) -> dict[str, Cells]:
 
 
 def environment_grid(entries: Sequence[ReportEntry]) -> Grid:
-    """Lay out command, commit and versions of each run, and the recipe's fingerprint."""
-    prints = [{"recipe fingerprint": entry.run.derived.get("fingerprint")} for entry in entries]
-    trees = [flat(one.run.environment) | own for one, own in zip(entries, prints, strict=True)]
+    """Lay out command, commit and versions of each run, its fingerprint and its start."""
+    trees = []
+    for entry in entries:
+        tree = flat(entry.run.environment)
+        tree |= {"recipe fingerprint": entry.run.derived.get("fingerprint")}
+        trees.append(tree | ({"start": start} if (start := entry.run.start) else {}))
     titled = ((key.replace("_", " "), cells) for key, cells in _side_by_side(trees).items())
     cells = {title.removeprefix("versions."): values for title, values in titled}
     return _by_run(entries, cells, "environment")

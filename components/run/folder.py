@@ -208,16 +208,16 @@ def existing_run_folder(path: Path, key: str = "run") -> RunFolder:
     return folder
 
 
-def open_run_folder(path: Path) -> tuple[RunFolder, Recipe]:
-    """Open the folder of a run that is to be resumed.
+def open_run_folder(path: Path, *, finished: bool = False) -> tuple[RunFolder, Recipe]:
+    """Open the folder of a run that is to be resumed; ``finished`` ones only if so said.
 
     Raises:
         RecipeError: it is no run folder, or the run has finished.
     """
     folder = existing_run_folder(path, "resume")
     recipe = read_recipe(folder.recipe)
-    if folder.ended == "finished":
-        remedy = "start a new run with a larger budget.total_tokens"
+    if folder.ended == "finished" and not finished:
+        remedy = "go back with at_tokens=N, or start a new run with more budget.total_tokens"
         raise RecipeError("resume", f"the run in {path} has finished", remedy)
     return folder, recipe
 

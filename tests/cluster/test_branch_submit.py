@@ -37,3 +37,25 @@ def test_the_checkpoint_is_there_before_the_job_and_again_where_it_was_lost(
     with contextlib.chdir(home):
         assert main([*words, "action=submit", "again=true"]) == 0
     check_alone(checkpoint)
+
+
+@pytest.mark.long
+def test_a_resubmission_goes_back_to_the_checkpoint_that_is_named(
+    home: Path, program: Program, taking: Programs, tmp_path: Path
+) -> None:
+    program(*WORDS, "run=longer", "budget.total_tokens=2_048")
+    run, branch = tmp_path / "run", ("from.run=longer", "from.with=optimizer")
+    words = [*WORDS, *HERE, f"run={run}", "budget.total_tokens=3_072", *branch]
+    with contextlib.chdir(home):
+        assert main([*words, "action=submit"]) == 0
+    first, later = (run / "checkpoints" / f"tokens-{n:015d}" for n in (2_048, 2_560))
+    shutil.copytree(first, later)
+    (run / "results.json").write_text('{"status": "finished"}')
+    back = (f"resume={run}", *(word for word in HERE if word.startswith("site.")))
+    assert main([*back, "at_tokens=1_024"]) == 2  # there is none
+    assert later.exists()
+    assert main([*back, "at_tokens=2_048"]) == 0
+    assert (later.parent / "left" / later.name).exists()
+    assert not later.exists()
+    assert not (run / "results.json").exists()
+    assert read_lines(run / "journal.jsonl")[-1]["kind"] == "rewind"

@@ -81,13 +81,13 @@ def test_a_childs_recipe_is_the_trunks_with_its_keys_and_its_parent(
     recipe, runs = found
     assert set(runs) == {"cooled", "long"}
     cooled, long = runs["cooled"], runs["long"]
-    assert cooled.parent is not None
-    assert cooled.parent.fingerprint == compute_fingerprint(recipe)
-    assert cooled.parent.at_tokens == recipe.children["cooled"].at_tokens
+    assert cooled.start is not None
+    assert cooled.start.fingerprint == compute_fingerprint(recipe)
+    assert cooled.start.at_tokens == recipe.children["cooled"].at_tokens
     assert cooled.budget.total_tokens == 31 * EVERY
     assert compute_fingerprint(cooled) == recipe.children["cooled"].fingerprint
-    assert long.parent is not None
-    assert long.parent.fingerprint == compute_fingerprint(cooled)
+    assert long.start is not None
+    assert long.start.fingerprint == compute_fingerprint(cooled)
     assert long.optimizer["lr"] == 1e-5
     assert list(cooled.children) == ["long", "given"]
     assert cooled.children["long"].of is None

@@ -34,7 +34,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ([RECIPE, "again=true"], f"again: not used by action=train\n  {TAKE}submit\n"),
         ([RECIPE, "action=train", "output=json"], "output: not used by action=train\n"),
         ([RECIPE, "action=show", "site.account=me"], f"{TAKE}prepare, render, submit, "),
-        ([RECIPE, "action=show", "at_tokens=5"], f"{TAKE}rewind, merge, export and evaluate\n"),
+        (
+            [RECIPE, "action=show", "at_tokens=5"],
+            f"{TAKE}submit with resume=, train with resume=, merge, export and evaluate\n",
+        ),
+        (["action=rewind", "run=x", "at_tokens=5"], "action: 'rewind' is another command now\n"),
         ([RECIPE, "action=dryrun", "calibrate=[x]"], f"{TAKE}plan\n"),
         (
             ["action=status", "run=x", "optimizer.lr=1"],

@@ -27,9 +27,8 @@ def test_two_ranks_go_on_in_the_same_bits_and_one_process_nearly(
     assert len(slow) == len(weights)
     assert all(expected[name].any() for name in slow)
 
-    program("action=rewind", f"run={run}", "at_tokens=1_536")
     shutil.copytree(run, moved)
-    program(f"resume={run}")
+    program(f"resume={run}", "at_tokens=1_536")
     found = saved(last(run))
     assert found.keys() == expected.keys()
     assert all(found[name].equal(expected[name]) for name in expected)

@@ -203,7 +203,7 @@ def test_the_table_and_the_report_show_what_was_found(trained: Path, program: Pr
         (("run=nowhere",), "run: nowhere is no run folder"),
         (
             ("run=two", "at_tokens=7"),
-            "at_tokens: .* no complete checkpoint of 7 tokens\n.*512, 1_024",
+            "at_tokens: 7 has no checkpoint in .*\n.*512",
         ),
         (("run=two", "precision.compute=half"), "precision.compute: "),
         (("run=two", "text=none.txt"), "text: none.txt names no file"),

@@ -149,7 +149,7 @@ def test_an_earlier_snapshot_is_exported_by_its_tokens(
         (("run=few", "rows=all"), "rows: 'all' is not known"),
         (
             ("run=few", "at_tokens=512"),
-            "at_tokens: few has no complete checkpoint of 512 tokens",
+            "at_tokens: 512 has no checkpoint in few/checkpoints",
         ),
         (("run=few", "at_tokens=many"), "at_tokens: 'many' is no number of tokens"),
     ],

@@ -35,8 +35,7 @@ def test_both_losses_fall_and_a_run_goes_on_in_the_same_bits(
     depth = {"layer.attention.query.weight", "projection.weight", "embedding_norm.weight"}
     for name in depth:
         assert {f"model.mtp.{layer}.{name}" for layer in (2, 3)} <= expected.keys()
-    program("action=rewind", f"run={run}", "at_tokens=2_048")
-    program(f"resume={run}")
+    program(f"resume={run}", "at_tokens=2_048")
     found = saved(last(run))
     assert found.keys() == expected.keys()
     assert all(found[name].equal(expected[name]) for name in expected)

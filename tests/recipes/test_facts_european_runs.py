@@ -58,9 +58,9 @@ def test_preludes_rates_are_those_of_its_configuration() -> None:
 def test_preludes_decay_branches_off_where_its_configuration_says() -> None:
     """baby_9b_dense_anneal300b.yaml: 35,763 steps after step 953,312."""
     annealed, step = recipe("prelude_9b_annealed"), 2_048 * 4_096
-    assert annealed.parent is not None
-    assert annealed.parent.recipe == "prelude_9b"
-    assert annealed.parent.at_tokens == 953_312 * step
+    assert annealed.start is not None
+    assert annealed.start.recipe == "prelude_9b"
+    assert annealed.start.at_tokens == 953_312 * step
     assert annealed.derived.steps == 953_312 + 35_763
     rates = {step: rate("prelude_9b_annealed", step) for step in (953_312, 989_075)}
     assert rates == pytest.approx({953_312: 3.5e-4, 989_075: 0.0})
@@ -72,7 +72,7 @@ def test_apertus_long_stages_start_over_from_weights(
 ) -> None:
     names = [f"apertus_{size}", *(f"apertus_{size}_{length}" for length in LENGTHS)]
     for before, name in pairwise(names):
-        stage, parent = recipe(name), recipe(name).parent
+        stage, parent = recipe(name), recipe(name).start
         assert parent is not None
         assert (parent.recipe, parent.takes) == (before, "weights")
         assert not stage.phases

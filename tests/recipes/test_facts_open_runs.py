@@ -203,7 +203,7 @@ def test_lucies_later_stages_have_the_rates_of_their_logs(
 def test_lucies_later_stages_begin_with_the_weights_of_the_stage_before() -> None:
     stages = [recipe(name) for name in ("lucie_7b", "lucie_7b_long", "lucie_7b_annealed")]
     for before, after in pairwise(stages):
-        begins = after.parent
+        begins = after.start
         assert begins is not None
         assert (begins.recipe, begins.takes) == (before.name, "weights")
         assert begins.at_tokens == before.budget.total_tokens

@@ -171,7 +171,7 @@ def _check_targets(recipe: Recipe) -> Iterator[Check]:
     data, rates, model = recipe.data, recipe.schedule, recipe.shape
     plain, joined = data.goldfish == "none", data.packing == "concatenate"
     masked = "it finds documents by its own end of text"
-    alone = recipe.parent is None
+    alone = recipe.start is None
     other = "it begins with first weights, not with another run's"
     export = "export the parent, and name its weights there by hand"
     next_token, one_rate = model.mtp is None, model.parametrization is None

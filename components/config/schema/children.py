@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.config.schema.parent import Takes
 from components.config.schema.phases import ABSENT, EMPTY
 from components.config.schema.sections import Stem
+from components.config.schema.start import Takes
 from components.config.schema.types import Count, FrozenMapping, KeyGroup, Section, Words
 
 # Weights of checkpoints that are averaged: `coefficients` of components/convert/merging.py.

@@ -97,7 +97,7 @@ class Checkpoints(Callback):
             fresh_step=fresh_step_of(module.recipe),
         )
         if chosen is None:
-            if module.recipe.parent is not None:
+            if module.recipe.start is not None:
                 problem = "the checkpoint that this run begins with is not in its folder"
                 remedy = (
                     "submit it again, or resume it on its own machine: either puts it there"

@@ -48,7 +48,7 @@ def test_a_record_is_read_as_it_was_written_and_refused_if_it_is_none(tmp_path: 
         (
             ("at_tokens=9",),
             (1, 2),
-            "at_tokens: .* no complete checkpoint of 9 tokens\n  it has 1, 2",
+            "at_tokens: 9 has no checkpoint in .*\n  the nearest: 2",
         ),
     ],
 )

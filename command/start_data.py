@@ -9,12 +9,12 @@ from components.config.check import read_recipe
 from components.config.recipe import Recipe
 from components.data.manifest import Manifest
 from components.errors import RecipeError
-from components.run.folder import existing_run_folder
+from components.run.folder import RunFolder, existing_run_folder
 from components.sharing.prepared import describe_prepared
 from components.train.sample_order import make_order
 
 
-def check_parent_data(recipe: Recipe, data: Mapping[str, Any]) -> None:
+def check_start_data(recipe: Recipe, data: Mapping[str, Any]) -> None:
     """Compare the prepared data of a run, ``data.json``, with those of its parent.
 
     Where the parent's are not here any more, nothing is compared.
@@ -23,11 +23,11 @@ def check_parent_data(recipe: Recipe, data: Mapping[str, Any]) -> None:
         RecipeError: another tokenizer wrote them; or the run goes on, and what its parent read
             were other texts, or others of them.
     """
-    if recipe.parent is None or recipe.parent.run is None:
+    if recipe.start is None or recipe.start.run is None:
         return
-    folder = existing_run_folder(Path(recipe.parent.run).expanduser(), "from.run")
+    folder = existing_run_folder(Path(recipe.start.run).expanduser(), "from.run")
     parent, here = read_recipe(folder.recipe), Path(data["folder"])
-    there = _prepared(folder.path, parent)
+    there = _prepared(folder, parent)
     if there is None:
         return
     old, new = describe_prepared(there), describe_prepared(here)
@@ -35,7 +35,7 @@ def check_parent_data(recipe: Recipe, data: Mapping[str, Any]) -> None:
         problem = "was trained on other text than the parent's, and gives other ids"
         remedy = f"set data.tokenizer_folder={there}"
         raise RecipeError("tokenizer", problem, remedy)
-    if not recipe.parent.goes_on:
+    if not recipe.start.goes_on:
         return
     for name in parent.data.names:
         if name in new.sources and old.sources.get(name) != new.sources[name]:
@@ -61,10 +61,9 @@ def _drawn(recipe: Recipe, folder: Path, samples: int) -> dict[str, int]:
     return {name: order.count(name, samples) for name in recipe.data.names}
 
 
-def _prepared(run: Path, parent: Recipe) -> Path | None:
+def _prepared(run: RunFolder, parent: Recipe) -> Path | None:
     """Find the parent's prepared data, unless they are gone or nobody's to look at."""
-    folder = existing_run_folder(run, "from.run")
-    if not (run / "data.json").exists() or strange_data(folder, parent, {}) is not None:
+    if not (run.path / "data.json").exists() or strange_data(run, parent, {}) is not None:
         return None
-    place = Path(folder.data.folder)
+    place = Path(run.data.folder)
     return place if place.is_dir() else None

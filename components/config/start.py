@@ -5,12 +5,12 @@ from typing import Any
 
 from components.config.key_groups import PLACES, KeyGroup, split
 from components.config.recipe import Recipe
-from components.config.schema.parent import Parent
+from components.config.schema.start import Start
 from components.config.schema.types import thaw
 from components.config.user_overrides import Tree
 from components.errors import RecipeError
 
-PARENT = "from"
+START = "from"
 # With the optimizer's state these may differ: all else was decided before the branch.
 _OWN = ("budget.total_tokens", "schedule.", "optimizer.", "phases.", "data.phases.", "from.")
 _SOURCES = "data.sources."
@@ -19,7 +19,7 @@ _WEIGHTS_ALONE = "from.with=weights begins anew with the weights alone"
 
 def check_beginning(recipe: Recipe) -> None:
     """Raise a RecipeError for a run that would end before it begins."""
-    parent, total = recipe.parent, recipe.budget.total_tokens
+    parent, total = recipe.start, recipe.budget.total_tokens
     if parent is None or not parent.goes_on or parent.at_tokens is None:
         return
     if total <= parent.at_tokens:
@@ -47,34 +47,41 @@ def step_end(parent: Recipe, tokens: int) -> int:
     return parent.clock.tokens_after(parent.clock.steps_of(tokens))
 
 
-def shrink_beginning(tree: Tree, parent: Recipe, full_tokens: int, values: Tree) -> None:
-    """Give a miniature its place in its parent's, at a checkpoint that this one writes.
+def shrink_tokens(tokens: int, parent: Recipe, full_tokens: int) -> int:
+    """Scale a point of the parent's budget to its miniature, at a checkpoint of that one."""
+    every = parent.checkpoint.every_tokens
+    return max(1, round(tokens * parent.budget.total_tokens / full_tokens / every)) * every
 
-    ``full_tokens`` are the parent's at full size. What goes on with the optimizer is shrunk as
-    its parent is, so that both have one clock; what ``values`` has stays as it is.
+
+def shrink_start(tree: Tree, parent: Recipe, full_tokens: int, values: Tree) -> None:
+    """Give a miniature its start in its parent's; what ``values`` has stays as it is.
+
+    ``full_tokens`` are the parent's at full size.
     """
-    total, every = parent.budget.total_tokens, parent.checkpoint.every_tokens
-    at = tree[PARENT].get("at_tokens")
-    if total >= full_tokens:
-        return
-    if at is not None and "from.at_tokens" not in values:
-        at = max(1, round(at * total / full_tokens / every)) * every
-        tree[PARENT]["at_tokens"] = min(at, total)
-    budget = tree["budget"]
-    if tree[PARENT].get("with") == "optimizer" and "budget.total_tokens" not in values:
-        least = (at or total) + parent.budget.global_batch_tokens
+    total, tokens = parent.budget.total_tokens, tree[START].get("at_tokens")
+    if total < full_tokens and tokens is not None and "from.at_tokens" not in values:
+        tree[START]["at_tokens"] = min(shrink_tokens(tokens, parent, full_tokens), total)
+    shrink_budget(tree, parent, full_tokens, values)
+
+
+def shrink_budget(tree: Tree, parent: Recipe, full_tokens: int, values: Tree) -> None:
+    """Shrink the budget of a run with its parent's optimizer as its parent is: one clock."""
+    total, start, budget = parent.budget.total_tokens, tree[START], tree["budget"]
+    continues = start.get("with") == "optimizer" and "budget.total_tokens" not in values
+    if continues and total < full_tokens:
+        least = (start.get("at_tokens") or total) + parent.budget.global_batch_tokens
         budget["total_tokens"] = max(budget["total_tokens"] * total // full_tokens, least)
         values["budget.total_tokens"] = budget["total_tokens"]
 
 
-def check_parent(recipe: Recipe, parent: Recipe) -> None:
+def check_start(recipe: Recipe, parent: Recipe) -> None:
     """Raise a RecipeError where a run cannot begin with a checkpoint of ``parent``."""
-    begins = recipe.parent
+    begins = recipe.start
     assert begins is not None, "only who has a parent asks"
     if (here := _weights(recipe)) != (there := _weights(parent)):
         key = next(key for key in here if here[key] != there[key])
         problem = f"its model has other weights: {key} is {there[key]} there, {here[key]} here"
-        raise RecipeError(PARENT, problem, "take the parent's model=, and change its positions")
+        raise RecipeError(START, problem, "take the parent's model=, and change its positions")
     if thaw(recipe.tokenizer) != thaw(parent.tokenizer):
         problem = "the parent was trained with another tokenizer"
         raise RecipeError("tokenizer", problem, f"take that of {parent.name}")
@@ -96,7 +103,7 @@ def _weights(recipe: Recipe) -> dict[str, Any]:
     return found | {"parameters": recipe.derived.parameters.total}
 
 
-def _check_goes_on(recipe: Recipe, parent: Recipe, begins: Parent) -> None:
+def _check_goes_on(recipe: Recipe, parent: Recipe, begins: Start) -> None:
     """What the parent's steps were made of stays; what comes after is the child's own."""
     for key, there, here in _differing(recipe, parent):
         state = key.startswith(("precision.", "optimizer."))

@@ -13,8 +13,8 @@ from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from components.checkpoint.choice import check_alone
 from components.checkpoint.metadata import Kind, RunProgress
-from components.checkpoint.parent import begin, find_beginning
 from components.checkpoint.retention import Policy, prune
+from components.checkpoint.start import find_start, put_start
 from components.config.check import check_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
@@ -68,9 +68,9 @@ def run(tmp_path: Path) -> Path:
 def begun(recipe: Recipe, path: Path) -> RunFolder:
     folder = RunFolder(path)
     folder.checkpoints.mkdir(parents=True)
-    beginning = find_beginning(recipe)
-    begin(folder, recipe, beginning)
-    begin(folder, recipe, beginning)  # once more, as after a kill: nothing is there to do
+    found = find_start(recipe)
+    put_start(folder, found)
+    put_start(folder, found)  # once more, as after a kill: nothing is there to do
     return folder
 
 
@@ -146,18 +146,18 @@ def test_what_is_not_there_is_said(
     run: Path, takes: str, steps: int, changed: dict[str, str], message: str
 ) -> None:
     with pytest.raises(RecipeError) as caught:
-        find_beginning(child(run, takes, steps, **changed))
+        find_start(child(run, takes, steps, **changed))
     assert message in str(caught.value)
 
 
 def test_to_train_the_folder_has_to_be_named_and_hold_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no folder of the parent is named"):
-        find_beginning(child(None, "weights", 3, recipe="teuken7b"))
+        find_start(child(None, "weights", 3, recipe="teuken7b"))
     folder = RunFolder(tmp_path / "empty")
     folder.checkpoints.mkdir(parents=True)
     folder.write_recipe(parent())
     with pytest.raises(RecipeError, match="there is none"):
-        find_beginning(child(folder.path, "weights", 3))
+        find_start(child(folder.path, "weights", 3))
 
 
 def test_a_damaged_checkpoint_is_none(run: Path) -> None:
@@ -167,4 +167,4 @@ def test_a_damaged_checkpoint_is_none(run: Path) -> None:
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(RecipeError, match="no checkpoint is whole"):
-        find_beginning(child(run, "optimizer", 3))
+        find_start(child(run, "optimizer", 3))

@@ -9,14 +9,16 @@ import yaml
 from command.actions.show import as_json
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
-from command.recipe_summary import parent_lines
+from command.recipe_summary import start_line
 from components.config.check import check_recipe, read_recipe
 from components.config.fingerprint import compute_fingerprint
 from components.config.key_groups import KeyGroup, split
 from components.config.phases import recipe_of
 from components.config.recipe import Recipe
+from components.config.schema.start import describe_start
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
+from components.report.plan_tables import time_sheet
 
 BASE = ("recipe=teuken7b", "scale=full", "cluster=juwels")
 FROM = ("from.recipe=teuken7b", "from.at_tokens=3_000_000_000_000")
@@ -37,7 +39,7 @@ def branched(*words: str) -> Recipe:
 def test_a_recipe_without_a_parent_says_nothing_of_it() -> None:
     assert "from" not in composed().model_dump(mode="json")
     assert composed().first_step == 0
-    assert not list(parent_lines(composed()))
+    assert not start_line(composed())
 
 
 def test_the_parents_fingerprint_and_the_end_of_a_step_are_settled() -> None:
@@ -52,11 +54,18 @@ def test_the_parents_fingerprint_and_the_end_of_a_step_are_settled() -> None:
     }
     assert compute_fingerprint(child) != compute_fingerprint(composed())
     assert child.first_step == LEFT // STEP
-    assert "goes on from teuken7b after 3,000,001,101,824 tokens" in "".join(
-        parent_lines(child)
-    )
-    (line,) = parent_lines(composed(*FROM, "from.with=weights"))
-    assert line == "with the weights of teuken7b after 3,000,001,101,824 tokens"
+    at = "of teuken7b after 3,000,001,101,824 tokens"
+    assert start_line(child).startswith(f"all {at}: ")
+    assert start_line(composed(*FROM, "from.with=weights")) == f"the weights {at}"
+
+
+def test_a_start_and_the_last_rewind_are_one_line() -> None:
+    assert describe_start(None, None) == ""
+    assert describe_start(None, 4_096) == "back at 4,096 tokens"
+    line = "all of teuken7b after 3,000,001,101,824 tokens"
+    assert describe_start(branched().start, 4_096) == f"{line}; back at 4,096 tokens"
+    assert ("start", line) in time_sheet(plan_recipe(branched()), now=None).rows
+    assert dict(time_sheet(plan_recipe(composed()), now=None).rows).get("start") is None
 
 
 def test_where_the_parent_lies_is_no_mathematics(tmp_path: Path) -> None:
@@ -71,7 +80,7 @@ def test_where_the_parent_lies_is_no_mathematics(tmp_path: Path) -> None:
 
 
 def test_left_out_the_tokens_are_the_parents_end() -> None:
-    found = composed(FROM[0], "from.with=weights").parent
+    found = composed(FROM[0], "from.with=weights").start
     assert found is not None
     assert found.at_tokens == 6_000_002_203_648
 
@@ -113,12 +122,12 @@ def test_a_miniature_goes_on_from_its_parents_miniature() -> None:
     })
     Path("longer.yaml").write_text(recipe)
     child = compose_recipe(read_point(["recipe=./longer.yaml"]))
-    assert child.parent is not None
-    assert child.parent.at_tokens is not None
+    assert child.start is not None
+    assert child.start.at_tokens is not None
     total, every = parent.budget.total_tokens, parent.checkpoint.every_tokens
     assert child.budget.total_tokens == total * 9 // 6
-    assert abs(child.parent.at_tokens - total * 5 / 6) <= every / 2 + STEP // 1024
-    assert child.parent.fingerprint == compute_fingerprint(parent)
+    assert abs(child.start.at_tokens - total * 5 / 6) <= every / 2 + STEP // 1024
+    assert child.start.fingerprint == compute_fingerprint(parent)
 
 
 @pytest.fixture(autouse=True)
