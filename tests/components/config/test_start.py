@@ -65,7 +65,7 @@ def test_a_start_and_the_last_rewind_are_one_line() -> None:
     line = "all of teuken7b after 3,000,001,101,824 tokens"
     assert describe_start(branched().start, 4_096) == f"{line}; back at 4,096 tokens"
     assert ("start", line) in time_sheet(plan_recipe(branched()), now=None).rows
-    assert dict(time_sheet(plan_recipe(composed()), now=None).rows).get("start") is None
+    assert "start" not in {row[0] for row in time_sheet(plan_recipe(composed()), now=None).rows}
 
 
 def test_where_the_parent_lies_is_no_mathematics(tmp_path: Path) -> None:
