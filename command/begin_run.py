@@ -5,6 +5,7 @@ from pathlib import Path
 from command.arguments import read_point
 from command.composition.compose import compose_recipe
 from command.continuation import describe
+from command.hydra_words import plain_words
 from command.prepared_data import prepare_data
 from components.checkpoint.parent import find_initial_checkpoint
 from components.config.resolve import check_continues
@@ -18,7 +19,7 @@ def begin_run(path: Path, *words: str) -> Path:
     Raises:
         RecipeError: what the user can mend; also where the folder holds another recipe.
     """
-    arguments = read_point(words)
+    arguments = read_point(plain_words(words))
     recipe = compose_recipe(arguments)
     if RunFolder(path).recipe.is_file():
         folder, before = open_run_folder(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 
 from components.build import build
 from components.checkpoint.metadata import newest_checkpoint, tokens_of
@@ -96,6 +96,8 @@ class RunTrainer(Trainer):
     """Lightning's trainer for a run folder: all that is written and watched is a callback."""
 
     expect: Callable[[WatchedWork], None] = staticmethod(lambda _: None)
+    has_begun = False
+    callbacks: list[Callback]
 
     def fit(
         self,
@@ -114,6 +116,9 @@ class RunTrainer(Trainer):
         folder = RunFolder(Path(ckpt_path or ""))
         if not folder.recipe.is_file():
             existing_run_folder(folder.path, "ckpt_path")
+        if self.has_begun:
+            raise RecipeError("trainer", "it has trained already", "build_run makes another")
+        self.has_begun = True
         parts = RunParts(folder, model.recipe, self)
         self.callbacks = [*parts.callbacks, *self.callbacks]
         self.loggers = parts.loggers
@@ -162,13 +167,9 @@ class RunParts:
             say=display.say,
         )
         self.energy = EnergyMonitor(metrics=metrics, sysfs=SYSFS, say=display.say)
-        self.graphs = GraphCounter()
+        self.graphs = graphs = GraphCounter()
         profiler = ProfilerCallback(
-            settings=recipe.profiler,
-            folder=folder,
-            rank=rank,
-            graphs=self.graphs,
-            say=display.say,
+            settings=recipe.profiler, folder=folder, rank=rank, graphs=graphs, say=display.say
         )
         collect = recipe.parallelism.gc_every_steps
         profiles = recipe.profiler.steps and rank in recipe.profiler.ranks
@@ -188,7 +189,7 @@ class RunParts:
             BadStepGuard(checkpoints=checkpoints, journal=journal, metrics=metrics),
             *([] if collect == "never" else [GarbageCollection(every_steps=collect)]),
         ]
-        curves = {} if trainer.fast_dev_run else recipe.logger
+        curves = {} if recipe.trainer.fast_dev_run else recipe.logger
         self.loggers = [file, *build_nodes(curves, "logger", folder)]
 
     def summarize(self, module: Pretraining) -> dict[str, Any]:
@@ -201,7 +202,7 @@ class RunParts:
 def build_nodes(nodes: Mapping[str, Node], section: str, folder: RunFolder) -> list[Any]:
     """Build the objects of a section; a node with ``_partial_`` gets the run folder.
 
-    One that lacks a package is left out.
+    A logger that lacks a package is left out.
     """
     objects = []
     for name, node in nodes.items():
@@ -209,6 +210,8 @@ def build_nodes(nodes: Mapping[str, Node], section: str, folder: RunFolder) -> l
         try:
             objects.append(built(folder=folder) if node.get("_partial_") else built)
         except ImportError as error:
+            if section != "logger":
+                raise
             if rank_here() == 0:
                 _log.warning("%s.%s is left out: %s", section, name, error)
     return objects
@@ -241,7 +244,7 @@ def summarize(
     speed = float(np.median(speeds)) if speeds else 0.0
     return strict({
         "status": "finished" if progress.step == derived.steps else "stopped",
-        "goes_on": not (module.stopping or module.trainer.fast_dev_run)  # type: ignore[attr-defined]
+        "goes_on": not (module.stopping or recipe.trainer.fast_dev_run)
         and progress.step < derived.steps,
         "recipe": recipe.name,
         "scale": recipe.scale.name,
