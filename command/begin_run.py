@@ -7,7 +7,7 @@ from command.composition.compose import compose_recipe
 from command.continuation import describe
 from command.hydra_words import plain_words
 from command.prepared_data import prepare_data
-from components.checkpoint.parent import find_initial_checkpoint
+from components.checkpoint.start import find_start, put_start
 from components.config.resolve import check_continues
 from components.run.folder import RunFolder, create_run_folder, open_run_folder
 from components.train.launch import check_trainable
@@ -28,9 +28,9 @@ def begin_run(path: Path, *words: str) -> Path:
         folder.stop.unlink(missing_ok=True)
         return path
     check_trainable(recipe)
-    begin = find_initial_checkpoint(recipe)
+    start = find_start(recipe)
     data = prepare_data(recipe, arguments.site)
     folder = create_run_folder(recipe, path)
     describe(folder, data, arguments)
-    begin(folder)
+    put_start(folder, start)
     return path
