@@ -13,16 +13,18 @@ BECOMES = {"--run": (), "--multirun": (SWEEP,), "--cfg job": SHOWN, "--resolve":
 # Other flags, removed keys, Hydra's own settings, and options that change their package.
 UNSUPPORTED = re.compile(
     r"--(?:cfg|package|info|config-name|config-path|config-dir|experimental-rerun|hydra-help)\b.*"
-    r"|-(?:p|i|cn|cp|cd)(?:=.*)?|~.*|[+~]*hydra[./].*|[^=]+@.*|override /.*",
+    r"|-(?:p|i|cn|cp|cd)(?:=.*)?|~(?!(?:callbacks|logger)\.\w+$).*"
+    r"|[+~]*hydra[./].*|[^=]+@.*|override /.*",
     re.S,
 )
 ADDED = re.compile(r"\+{1,2}(?=[^+])")
+REMOVED = re.compile(r"~([\w.]+)")
 REASON = "Hydra composes the recipe here and does nothing else"
 PAGE = "docs/hydra.md lists what works, and what does the rest's work"
 
 
 def plain_words(words: Sequence[str]) -> list[str]:
-    """Replace Hydra's flags and ``+key=value`` by words of this command.
+    """Replace Hydra's flags and ``+key=value`` and ``~key`` by words of this command.
 
     Raises:
         RecipeError: a feature of Hydra that is not supported.
@@ -31,7 +33,7 @@ def plain_words(words: Sequence[str]) -> list[str]:
     joined = [*_with_values(words)]
     for word in joined:
         check_supported(word)
-        own = BECOMES.get(word, (ADDED.sub("", word),))
+        own = BECOMES.get(word, (REMOVED.sub(r"\1=null", ADDED.sub("", word)),))
         plain += [one for one in own if one == word or one not in [*plain, *joined]]
     return plain
 

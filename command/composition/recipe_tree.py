@@ -17,7 +17,7 @@ from components.config.part_nodes import find_spec
 from components.config.recipe import Recipe
 from components.config.resolve import leaves_recompute_open, resolve
 from components.config.suggestions import suggest
-from components.config.user_overrides import UserOverrides, is_open
+from components.config.user_overrides import REMOVABLE, UserOverrides, is_open
 from components.errors import RecipeError
 from components.sharing.lock import Lock
 
@@ -135,7 +135,7 @@ def _set_key(tree: Tree, key: str, value: Any) -> None:
         here = here[step]
         if not isinstance(here, dict):
             raise RecipeError(key, f"{path} is a value, it has no keys", f"write {path}=...")
-    if not is_open(key):
+    if not is_open(key) or (value is None and key.startswith(REMOVABLE)):
         _check_known(here, key, key, tree)
     here[last] = value
 

@@ -19,7 +19,8 @@ from components.config.validation import read_section
 from components.errors import RecipeError
 from components.sharing.lock import Lock, is_sealed
 
-OPTIONAL = {"phases", "from", "children"}  # not written where a run has none
+# Not written where a run has none, or what every run has.
+OPTIONAL = {"phases", "from", "children", "trainer", "callbacks", "logger"}
 
 MARK = "lock"  # the key by which a lock is known from a recipe
 RANKS = "cluster.ranks"

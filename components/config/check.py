@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.config.part_nodes import SECTIONS, check_nodes
+from components.config.part_nodes import NAMED, SECTIONS, check_nodes
 from components.config.phases import check_phases, check_starts
 from components.config.recipe import Recipe
 from components.config.rules.check import check_rules
@@ -42,6 +42,11 @@ def read_fields(tree: Mapping[str, Any]) -> Recipe:
         if isinstance(node, Mapping) and not node.keys() & {"_target_", "phases"}:
             remedy = f"choose a file of conf/{section}/: {section}=NAME"
             raise RecipeError(section, "names no class", remedy)
+    for section in NAMED:
+        for name, node in (tree.get(section) or {}).items():
+            if isinstance(node, Mapping) and "_target_" not in node:
+                path = f"{section}.{name}"
+                raise RecipeError(path, "names no class", f"set {path}._target_=...")
     return read_section(Recipe, tree, "")
 
 

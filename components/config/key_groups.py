@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from components.config.part_nodes import OF_PHASE
+from components.config.part_nodes import NAMED, OF_PHASE, find_spec
 from components.config.recipe import Recipe
 from components.config.schema.types import KeyGroup as KeyGroup
 from components.config.schema.types import OtherGroup, fields_of, sections_at
@@ -70,6 +70,11 @@ def computing_keys(tree: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(f"parallelism.{key}" for key in degrees)
 
 
+def _group_of_class(nodes: Mapping[str, Any], section: str, name: str) -> KeyGroup | None:
+    """Return what the class of a callback or a logger says of its keys."""
+    return find_spec(nodes[name]["_target_"], f"{section}.{name}._target_").keys_group
+
+
 def split(tree: Mapping[str, Any]) -> dict[KeyGroup, dict[str, Any]]:
     """Split the leaves of a settled recipe's tree by group, each under its dotted path.
 
@@ -80,7 +85,11 @@ def split(tree: Mapping[str, Any]) -> dict[KeyGroup, dict[str, Any]]:
     computing = computing_keys(tree)
     for path, value in leaves(tree):
         key = OF_PHASE.sub("", path)
-        group = KeyGroup.MATHEMATICS if key in computing else declared(path)
+        section, _, rest = path.partition(".")
+        if section in NAMED:
+            group = _group_of_class(tree[section], section, rest.partition(".")[0])
+        else:
+            group = KeyGroup.MATHEMATICS if key in computing else declared(path)
         assert group is not None, f"{path} has no group"
         found[group][path] = value
     phases = tree["schedule"].get("phases")

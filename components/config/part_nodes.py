@@ -12,6 +12,12 @@ from pkgutil import iter_modules
 from typing import Any, cast, get_args, get_origin
 
 from components.config import model_spec, optim_spec, tokenizer_spec
+from components.config.class_specs import (
+    CallbackSpec,
+    ClassSpec,
+    LoggerSpec,
+    read_class_specs,
+)
 from components.config.model_spec.decoder import DecoderSpec
 from components.config.optim_spec.optimizers import OptimizerSpec
 from components.config.optim_spec.schedules import ScheduleSpec
@@ -30,6 +36,8 @@ SECTIONS: Mapping[str, tuple[type[PartSpec], type[PartSpec]]] = {
     "optimizer": (OptimizerSpec, OptimizerSpec),
     "schedule": (ScheduleSpec, ScheduleSpec),
 }
+# The sections of nodes by name, one for each object.
+NAMED: Mapping[str, type[ClassSpec]] = {"callbacks": CallbackSpec, "logger": LoggerSpec}
 OF_PHASE = re.compile(r"^phases\.[^.]+\.")
 
 
@@ -52,11 +60,15 @@ def find_spec(target: object, path: str) -> type[PartSpec]:
         RecipeError: the class has none, or is no part of the section.
     """
     section = OF_PHASE.sub("", path).partition(".")[0]
-    if section not in SECTIONS:
-        remedy = f"only {', '.join(SECTIONS)} name classes"
+    known: Mapping[str, type[PartSpec]]
+    if section in NAMED:
+        known = read_class_specs(NAMED[section])
+    elif section in SECTIONS:
+        base, _ = SECTIONS[section]
+        known = {name: kind for name, kind in all_specs().items() if issubclass(kind, base)}
+    else:
+        remedy = f"only {', '.join([*SECTIONS, *NAMED])} name classes"
         raise RecipeError(path, f"{target!r} is refused", remedy)
-    base, _ = SECTIONS[section]
-    known = {name: kind for name, kind in all_specs().items() if issubclass(kind, base)}
     if not isinstance(target, str) or target not in known:
         problem = f"{target!r} is refused: it is no part of the {section}"
         raise RecipeError(path, problem, nearest(str(target), sorted(known)))

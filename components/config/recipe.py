@@ -19,9 +19,13 @@ from components.config.schema.data import DataSection
 from components.config.schema.phases import ABSENT, EMPTY, RunPhase
 from components.config.schema.sections import Stem
 from components.config.schema.start import Start
-from components.config.schema.types import FrozenMapping, KeyGroup, Node
+from components.config.schema.types import FrozenMapping, KeyGroup, NamedNodes, Node
 from components.config.stages import StagePlacement, stage_layers
 from components.config.step_clock import Helping, PhaseSpan, StepClock
+
+# What every run had before these sections is not written.
+PLAIN = Field(exclude_if=lambda one: one == monitoring.TrainerOptions())
+CURVES = Field(exclude_if=lambda one: types.thaw(one) == types.thaw(monitoring.CURVES))
 
 
 class PhaseRecipes(dict[str, "Recipe"]):
@@ -61,6 +65,11 @@ class Recipe(types.Section):
     watchdog: Annotated[monitoring.Watchdog, KeyGroup.MACHINE]
     profiler: Annotated[monitoring.Profiler, KeyGroup.MACHINE]
     tracking: Annotated[monitoring.Tracking, KeyGroup.RECORD]
+    trainer: Annotated[monitoring.TrainerOptions, PLAIN] = monitoring.TrainerOptions()
+    callbacks: Annotated[NamedNodes, KeyGroup.MATHEMATICS, EMPTY] = Field(default_factory=dict)
+    logger: Annotated[NamedNodes, KeyGroup.RECORD, CURVES] = Field(
+        default_factory=lambda: monitoring.CURVES
+    )
     cluster: Annotated[sections.Cluster, KeyGroup.MACHINE]
     scale: Annotated[sections.ScaleSection, KeyGroup.RECORD]
     published: Annotated[FrozenMapping[sections.PublishedFigure], KeyGroup.RECORD]

@@ -18,8 +18,10 @@ from components.config.rules.check import check_phases
 from components.config.scale_down import largest_microbatch, scale_down
 from components.config.scale_phases import deal_phases, shrink_phases
 from components.config.schema.sections import Cluster, Parallelism
+from components.config.schema.types import thaw
 from components.config.suggestions import nearest
 from components.config.user_overrides import (
+    REMOVABLE,
     Tree,
     UserOverrides,
     differences,
@@ -115,7 +117,8 @@ def _with_placeholders(tree: Tree) -> Tree:
 # Inputs that follow the mathematics: they may be named again, but not changed.
 _PLACES = ("data.tokenizer_folder", "model.init_from", "data.sources.")
 # Groups of conf/ that may be chosen anew, and sections whose keys may all be set.
-GROUPS = ("checkpoint", "evaluation", "guard", "profiler", "tracking", "watchdog")
+OBJECTS = ("trainer", "callbacks", "logger")  # not written where they are as in any run
+GROUPS = ("checkpoint", "evaluation", "guard", "profiler", "tracking", "watchdog", *OBJECTS)
 SECTIONS = ("parallelism", "cluster", *GROUPS)
 _COMPOSED = ("scale", "children")  # composing a recipe reads these; a settled one is past that
 # May be `auto`.
@@ -141,7 +144,8 @@ def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     if values.get(_RECOMPUTE) == "auto":
         problem = "auto was answered when the run began; it goes on with the answer"
         raise RecipeError(_RECOMPUTE, problem, f"leave it out, or name one: {_RECOMPUTE}=full")
-    tree = recipe.model_dump(mode="json")
+    tree = {name: thaw(getattr(recipe, name)) for name in OBJECTS}
+    tree |= recipe.model_dump(mode="json")
     for key, value in values.items():
         before = _put(tree, key, value)
         trained = key.startswith(_PLACES) and declared(key) is KeyGroup.MATHEMATICS
@@ -215,7 +219,8 @@ def _put(tree: Tree, key: str, value: Any) -> Any:
         if not isinstance(here.get(parent), dict):
             raise RecipeError(key, "unknown key", nearest(parent, list(here)))
         here = here[parent]
-    if name not in here and not is_open(key):
+    is_removed = value is None and key.startswith(REMOVABLE)
+    if name not in here and (is_removed or not is_open(key)):
         raise RecipeError(key, "unknown key", nearest(name, list(here)))
     before, here[name] = here.get(name), value
     return before

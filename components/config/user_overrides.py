@@ -7,11 +7,12 @@ Tree = MutableMapping[str, Any]
 # Below these keys a user may name what no default lists; a mapping given for one replaces it.
 OPEN = (
     *("data.shares", "data.sources", "data.phases", "schedule.phases", "published", "assumed"),
-    *("phases", "from", "children"),
+    *("phases", "from", "children", "callbacks", "logger"),
     *("cluster.hardware.gemm_teraflops", "cluster.hardware.peak_teraflops"),
     *("cluster.site.environment", "cluster.site.rank_environment"),
     "cluster.site.file_systems",
 )
+REMOVABLE = ("callbacks.", "logger.")  # null takes an object away that is there
 
 
 class UserOverrides:

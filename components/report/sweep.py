@@ -18,7 +18,8 @@ from components.report.outcome import ReportEntry, flat
 
 # Words that say where and how, not what.
 _NOT_SWEPT = frozenset({"run", "resume", "action", "file", "output", "again", "force"})
-_OBSERVING = ("profiler.", "tracking.")  # sections that say what is watched, and who is told
+# Sections that say what is watched, and who is told.
+_OBSERVING = ("profiler.", "tracking.", "logger.", "trainer.")
 
 
 # What came out of a run: its title, and its field.

@@ -1,26 +1,33 @@
 """Put the parts together on one rank, train, and give the results of a run as data."""
 
+import logging
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lightning.pytorch import Callback, Trainer
 
+from components.build import build
 from components.checkpoint.metadata import newest_checkpoint, tokens_of
+from components.command_line import command_line
 from components.config.fingerprint import compute_fingerprint
 from components.config.phases import recipe_at
 from components.config.recipe import Recipe
 from components.config.schema.cluster import Electricity
+from components.config.schema.types import Node
 from components.distributed.devices import peak_memory_bytes
 from components.energy.counters import EnergyReading
 from components.energy.emissions import Emissions
-from components.fault_tolerance.hang import HangWatch
+from components.errors import RecipeError
+from components.fault_tolerance.hang import WatchedWork
 from components.json_file import strict
 from components.run.disk import explained
 from components.run.event_log import EventLog, run_time
-from components.run.folder import RunFolder
+from components.run.folder import RunFolder, existing_run_folder, open_run_folder
 from components.run.history import held_until, read_lines
 from components.run.records import DataFolder
 from components.terminal import console
@@ -37,10 +44,11 @@ from components.train.callbacks.validation import ValidationByTokens
 from components.train.callbacks.watchdog import WatchdogCallback, watch_for_hangs
 from components.train.datamodule import PretrainingData
 from components.train.held_out import summarize_held_out
-from components.train.loggers import MetricsFile, make_loggers, recent_speeds
+from components.train.loggers import MetricsFile, recent_speeds
 from components.train.module import Pretraining
 from components.train.trainer import interrupts_pass, make_trainer, rank_here
 
+_log = logging.getLogger(__name__)
 SYSFS = Path("/sys")  # where Linux keeps its counters
 
 
@@ -49,65 +57,164 @@ def fit(folder: RunFolder, recipe: Recipe) -> str:
 
     A run with phases has stopped at the end of each, and goes on by its own recipe.
     """
-    if recipe.phases:
-        saved = newest_checkpoint(folder.checkpoints)
-        recipe = recipe_at(recipe, recipe.clock.steps_of(tokens_of(saved)) if saved else 0)
     with explained(folder.path):
+        recipe = phase_recipe(folder, recipe)
         hang = watch_for_hangs(folder, recipe.watchdog, ranks=recipe.cluster.ranks)
         try:
-            return _fit(folder, recipe, hang)
+            trainer = make_run_trainer(recipe)
+            trainer.expect = hang.expect
+            module, data = load_run(folder, recipe)
+            trainer.fit(module, datamodule=data, ckpt_path=folder.path)
         finally:
             hang.stop()
-
-
-def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
-    began, rank = time.perf_counter(), rank_here()
-    module, data = load_run(folder, recipe)
-    display = RunProgressBar(console(stderr=True, quiet=rank > 0))
-    stop = StopOnRequest(file=folder.stop, say=display.say, say_at_once=display.say_at_once)
-    seconds, stopped = recipe.checkpoint.retry_seconds, stop.is_asked
-    patience: dict[str, Any] = {"retry_seconds": seconds, "stopped": stopped}
-    file = MetricsFile(file=folder.metrics, writes=rank == 0, **patience)
-    metrics = RunMetrics(file=file)
-    journal = EventLog(file=folder.journal, writes=rank == 0, **patience)
-    checkpoints = Checkpoints(
-        folder=folder.checkpoints,
-        journal=journal,
-        metrics=metrics,
-        settings=recipe.checkpoint,
-        say=display.say,
-        stopped=stopped,
-    )
-    watchdog = WatchdogCallback(
-        settings=recipe.watchdog, watch=hang, folder=folder, journal=journal, say=display.say
-    )
-    energy = EnergyMonitor(metrics=metrics, sysfs=SYSFS, say=display.say)
-    graphs = GraphCounter()
-    profiler = ProfilerCallback(
-        settings=recipe.profiler, folder=folder, rank=rank, graphs=graphs, say=display.say
-    )
-    collect = recipe.parallelism.gc_every_steps
-    profiles = recipe.profiler.steps and rank in recipe.profiler.ranks
-    callbacks = [
-        watchdog,
-        LifecycleLogger(
-            folder=folder, journal=journal, began=began, loaded=lambda: checkpoints.loaded
-        ),
-        *([profiler] if profiles else []),
-        FaultInjection(folder=folder, faults=recipe.guard.inject, rank=rank),
-        *(stop, energy, metrics, graphs),
-        *(ValidationByTokens(), checkpoints, display),
-        BadStepGuard(checkpoints=checkpoints, journal=journal, metrics=metrics),
-        *([] if collect == "never" else [GarbageCollection(every_steps=collect)]),
-    ]
-    with interrupts_pass():
-        trainer = make_trainer(recipe=recipe, callbacks=callbacks, loggers=make_loggers(file))
-        trainer.fit(module, datamodule=data)
-    if rank == 0:
-        results = summarize(module, folder, metrics, energy, graphs, began)
-        folder.write_json("results.json", results)
     ended = module.progress.step == recipe.derived.steps and not module.stopping
     return "finished" if ended else "stopped"
+
+
+def build_run(path: Path) -> tuple[Pretraining, PretrainingData, "RunTrainer"]:
+    """Make the module, the data module and the trainer of the run in ``path``, in this process.
+
+    Raises:
+        RecipeError: the folder is none, or its run has more ranks than one.
+    """
+    folder, recipe = open_run_folder(path)
+    if (ranks := recipe.cluster.ranks) > 1 and "RANK" not in os.environ:
+        remedy = f"set cluster.ranks=1; {command_line(f'resume={path}')} starts all ranks"
+        raise RecipeError("cluster.ranks", f"{ranks}, but this is one process", remedy)
+    recipe = phase_recipe(folder, recipe)
+    return *load_run(folder, recipe), make_run_trainer(recipe)
+
+
+def phase_recipe(folder: RunFolder, recipe: Recipe) -> Recipe:
+    """Return the recipe of the phase that the run in ``folder`` has come to."""
+    saved = newest_checkpoint(folder.checkpoints) if recipe.phases else None
+    step = recipe.clock.steps_of(tokens_of(saved)) if saved else 0
+    return recipe_at(recipe, step) if recipe.phases else recipe
+
+
+class RunTrainer(Trainer):
+    """Lightning's trainer for a run folder: all that is written and watched is a callback."""
+
+    expect: Callable[[WatchedWork], None] = staticmethod(lambda _: None)
+    has_begun = False
+    callbacks: list[Callback]
+
+    def fit(
+        self,
+        model: Any,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: Any = None,
+        ckpt_path: Any = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Train the run in the folder ``ckpt_path``, from its newest whole checkpoint on.
+
+        Raises:
+            RecipeError: it is no run folder; or what a user has to mend.
+        """
+        folder = RunFolder(Path(ckpt_path or ""))
+        if not folder.recipe.is_file():
+            existing_run_folder(folder.path, "ckpt_path")
+        if self.has_begun:
+            raise RecipeError("trainer", "it has trained already", "build_run makes another")
+        self.has_begun = True
+        parts = RunParts(folder, model.recipe, self)
+        self.callbacks = [*parts.callbacks, *self.callbacks]
+        self.loggers = parts.loggers
+        with interrupts_pass():
+            super().fit(model, datamodule=datamodule)
+        if parts.rank == 0:
+            folder.write_json("results.json", parts.summarize(model))
+
+
+def make_run_trainer(recipe: Recipe) -> RunTrainer:
+    """Make a trainer whose `fit` takes a run folder as ``ckpt_path``.
+
+    Raises:
+        RecipeError: the devices of this machine are not those of the recipe.
+    """
+    return make_trainer(
+        recipe=recipe, callbacks=[], kind=RunTrainer, **recipe.trainer.model_dump()
+    )
+
+
+class RunParts:
+    """The callbacks and loggers of one process of a run; those of the recipe are among them."""
+
+    def __init__(self, folder: RunFolder, recipe: Recipe, trainer: RunTrainer) -> None:
+        self.began, self.rank, self.folder = time.perf_counter(), rank_here(), folder
+        rank, display = self.rank, RunProgressBar(console(stderr=True, quiet=self.rank > 0))
+        stop = StopOnRequest(file=folder.stop, say=display.say, say_at_once=display.say_at_once)
+        seconds, stopped = recipe.checkpoint.retry_seconds, stop.is_asked
+        patience: dict[str, Any] = {"retry_seconds": seconds, "stopped": stopped}
+        file = MetricsFile(file=folder.metrics, writes=rank == 0, **patience)
+        self.metrics = metrics = RunMetrics(file=file)
+        journal = EventLog(file=folder.journal, writes=rank == 0, **patience)
+        checkpoints = Checkpoints(
+            folder=folder.checkpoints,
+            journal=journal,
+            metrics=metrics,
+            settings=recipe.checkpoint,
+            say=display.say,
+            stopped=stopped,
+        )
+        watchdog = WatchdogCallback(
+            settings=recipe.watchdog,
+            expect=trainer.expect,
+            folder=folder,
+            journal=journal,
+            say=display.say,
+        )
+        self.energy = EnergyMonitor(metrics=metrics, sysfs=SYSFS, say=display.say)
+        self.graphs = graphs = GraphCounter()
+        profiler = ProfilerCallback(
+            settings=recipe.profiler, folder=folder, rank=rank, graphs=graphs, say=display.say
+        )
+        collect = recipe.parallelism.gc_every_steps
+        profiles = recipe.profiler.steps and rank in recipe.profiler.ranks
+        self.callbacks = [
+            watchdog,
+            LifecycleLogger(
+                folder=folder,
+                journal=journal,
+                began=self.began,
+                loaded=lambda: checkpoints.loaded,
+            ),
+            *([profiler] if profiles else []),
+            FaultInjection(folder=folder, faults=recipe.guard.inject, rank=rank),
+            *(stop, self.energy, metrics, self.graphs),
+            *build_nodes(recipe.callbacks, "callbacks", folder),
+            *(ValidationByTokens(), checkpoints, display),
+            BadStepGuard(checkpoints=checkpoints, journal=journal, metrics=metrics),
+            *([] if collect == "never" else [GarbageCollection(every_steps=collect)]),
+        ]
+        curves = {} if recipe.trainer.fast_dev_run else recipe.logger
+        self.loggers = [file, *build_nodes(curves, "logger", folder)]
+
+    def summarize(self, module: Pretraining) -> dict[str, Any]:
+        """Collect the figures of ``results.json``."""
+        return summarize(
+            module, self.folder, self.metrics, self.energy, self.graphs, self.began
+        )
+
+
+def build_nodes(nodes: Mapping[str, Node], section: str, folder: RunFolder) -> list[Any]:
+    """Build the objects of a section; a node with ``_partial_`` gets the run folder.
+
+    A logger that lacks a package is left out.
+    """
+    objects = []
+    for name, node in nodes.items():
+        built = build(node, f"{section}.{name}")
+        try:
+            objects.append(built(folder=folder) if node.get("_partial_") else built)
+        except ImportError as error:
+            if section != "logger":
+                raise
+            if rank_here() == 0:
+                _log.warning("%s.%s is left out: %s", section, name, error)
+    return objects
 
 
 def load_run(folder: RunFolder, recipe: Recipe) -> tuple[Pretraining, PretrainingData]:
@@ -137,7 +244,8 @@ def summarize(
     speed = float(np.median(speeds)) if speeds else 0.0
     return strict({
         "status": "finished" if progress.step == derived.steps else "stopped",
-        "goes_on": not module.stopping and progress.step < derived.steps,
+        "goes_on": not (module.stopping or recipe.trainer.fast_dev_run)
+        and progress.step < derived.steps,
         "recipe": recipe.name,
         "scale": recipe.scale.name,
         "fingerprint": compute_fingerprint(recipe),

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from components.run.disk import Patience
 from components.run.event_log import ClockReading, append_line, run_time
+from components.run.folder import RunFolder
 from components.run.history import lines_from_end
 from components.train.step_metrics import StepRecord
 
@@ -80,15 +81,17 @@ class MetricsFile(Logger):
 
 
 class TensorBoardCurves(TensorBoardLogger):
-    """Write curves into ``folder``; a full disk costs points and stops no run.
+    """Write curves into the run folder; a full disk costs points and stops no run.
 
     TensorBoard writes in a thread that ends at its first error, and raises that error at the
     next call. What it had not written by then is lost; a new file takes what follows.
     """
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder.parent, name=folder.name, version="")
-        self._folder = folder
+    def __init__(self, *, folder: RunFolder) -> None:
+        import torch.utils.tensorboard  # noqa: F401, optional: Lightning imports it at the first point
+
+        super().__init__(folder.path, name="tensorboard", version="")
+        self._folder = folder.path / "tensorboard"
         threading.excepthook = _drop_writer_errors
 
     @rank_zero_only
@@ -122,17 +125,6 @@ def _drop_writer_errors(failure: threading.ExceptHookArgs) -> None:
     is_writer = type(failure.thread).__name__ == "_AsyncWriterThread"
     if not (is_writer and isinstance(failure.exc_value, OSError)):
         _thread_ended(failure)
-
-
-def make_loggers(metrics: MetricsFile) -> list[Logger]:
-    """Return the loggers of a run folder: its metrics, and curves where TensorBoard is."""
-    try:
-        import torch.utils.tensorboard  # noqa: F401, optional: Lightning imports it at the first point
-    except ImportError:
-        if metrics.writes:
-            _log.warning("no curves: tensorboard is not installed; metrics.jsonl has them all")
-        return [metrics]
-    return [metrics, TensorBoardCurves(metrics.file.parent / "tensorboard")]
 
 
 def recent_speeds(file: Path, *, after_step: int) -> list[float]:

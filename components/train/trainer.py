@@ -6,7 +6,7 @@ import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,8 +14,6 @@ from lightning.fabric.utilities.types import _DEVICE
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator
 from lightning.pytorch.accelerators.accelerator import Accelerator
-from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.constants import default_pg_timeout
@@ -24,6 +22,8 @@ from components.config.recipe import Recipe
 from components.config.schema.sections import Cluster, Parallelism
 from components.distributed import devices
 from components.distributed.mesh import Mesh, build_mesh
+
+T = TypeVar("T", bound=Trainer)
 
 
 class XPUAccelerator(Accelerator):
@@ -139,9 +139,10 @@ def make_trainer(
     *,
     recipe: Recipe,
     callbacks: Sequence[Callback],
-    loggers: Sequence[Logger] = (),
+    kind: type[T] = Trainer,  # type: ignore[assignment]  # mypy has no bound defaults
     most_steps: int | None = None,
-) -> Trainer:
+    **options: Any,
+) -> T:
     """Make a trainer without samplers and checkpoints of its own, of at most so many steps.
 
     Raises:
@@ -155,7 +156,7 @@ def make_trainer(
     warnings.filterwarnings("ignore", message="GPU available but not used")  # asked for so
     # All ranks log the same: figures are summed over them before.
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
-    return Trainer(
+    return kind(
         accelerator=_accelerator(recipe.cluster),
         devices=recipe.cluster.devices_per_node,
         num_nodes=recipe.cluster.nodes,
@@ -165,13 +166,14 @@ def make_trainer(
         num_sanity_val_steps=0,
         check_val_every_n_epoch=2,  # never: a callback validates, on the clock of tokens
         log_every_n_steps=1,
-        logger=list(loggers),
+        logger=False,
         callbacks=list(callbacks),
         enable_checkpointing=False,
         enable_model_summary=False,
-        enable_progress_bar=any(isinstance(one, ProgressBar) for one in callbacks),
+        enable_progress_bar=False,
         enable_autolog_hparams=False,
         use_distributed_sampler=False,
+        **options,
     )
 
 

@@ -34,7 +34,7 @@ OWN = _join({
     "parallelism.": "bucket_elements overlap rank_order expert_aware expert_bound "
     "expert_dispatch expert_overlap",
     "precision.": "weights",
-}) | {"profiler", "tracking", "tokenizer"}
+}) | {"profiler", "tracking", "tokenizer", "trainer", "logger"}
 # Written, checked, named in a note, or part of a class that is refused.
 READ = _join({
     "": "from phases",

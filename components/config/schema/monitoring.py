@@ -10,7 +10,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from components.config.schema.types import Count, Fraction, OrNone, Seconds, Section
+from components.config.schema.types import (
+    Count,
+    Fraction,
+    KeyGroup,
+    OrNone,
+    Seconds,
+    Section,
+    freeze,
+)
 
 Rank = Annotated[int, Field(ge=0)]
 SpikeAction = Literal["skip", "roll_back", "lower_lr", "stop"]
@@ -189,6 +197,28 @@ class Profiler(Section):
     ranks: Annotated[tuple[Rank, ...], Field(strict=False, min_length=1)]
     stacks: bool
 
+
+class TrainerOptions(Section):
+    """Options of Lightning's trainer that this module's loop honors.
+
+    With ``fast_dev_run`` a run takes so many steps, and so many batches of each validation; it
+    saves no checkpoint and no curves. ``limit_val_batches`` are batches of each source.
+    """
+
+    keys_group = KeyGroup.RECORD
+
+    fast_dev_run: bool | Annotated[int, Field(ge=0)] = False
+    limit_val_batches: Count | None = None
+    detect_anomaly: bool = False
+
+
+# The curves of a run that says nothing of loggers, as `conf/logger/tensorboard.yaml` has them.
+CURVES = freeze({
+    "tensorboard": {
+        "_target_": "components.train.loggers.TensorBoardCurves",
+        "_partial_": True,
+    }
+})
 
 # What W&B accepts (wandb.Settings, fields `project` and `run_tags`).
 Project = Annotated[str, Field(pattern=r"^[^/\\#?%:\x00-\x1f]{1,128}$")]

@@ -8,7 +8,14 @@ from types import MappingProxyType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+)
 from pydantic.fields import FieldInfo
 
 from components.ranges import Count as Count
@@ -78,6 +85,17 @@ def thaw(value: Any) -> Any:
 
 FrozenMapping = Annotated[
     Mapping[str, T], AfterValidator(freeze), PlainSerializer(thaw, return_type=dict)
+]
+# An object that a recipe takes away again is null.
+NamedNodes = Annotated[
+    FrozenMapping[Mapping[str, Any]],
+    BeforeValidator(
+        lambda nodes: (
+            {name: node for name, node in nodes.items() if node is not None}
+            if isinstance(nodes, Mapping)
+            else nodes
+        )
+    ),
 ]
 FrozenValue = Annotated[Any, AfterValidator(freeze), PlainSerializer(thaw)]
 Node = FrozenMapping[Any]

@@ -65,7 +65,7 @@ class WatchdogCallback(Callback):
     """
 
     settings: Watchdog
-    watch: HangWatch
+    expect: Callable[[WatchedWork], None]
     folder: RunFolder
     journal: EventLog
     say: Callable[[str], None]
@@ -79,7 +79,7 @@ class WatchdogCallback(Callback):
         # In its first step a process makes connections, and compiles where it does.
         seconds = limits.pause_seconds if self._is_first else limits.step_seconds
         self._is_first = False
-        self.watch.expect(WatchedWork(f"step {at.step + 1}", at.step, at.tokens, seconds))
+        self.expect(WatchedWork(f"step {at.step + 1}", at.step, at.tokens, seconds))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Pretraining, *_: Any) -> None:
         # A guard may read a checkpoint after a bad step.
@@ -116,7 +116,7 @@ class WatchdogCallback(Callback):
 
     def _pause(self, module: Pretraining) -> None:
         at, seconds = module.progress, self.settings.pause_seconds
-        self.watch.expect(WatchedWork(f"after step {at.step}", at.step, at.tokens, seconds))
+        self.expect(WatchedWork(f"after step {at.step}", at.step, at.tokens, seconds))
 
     def _look(self, module: Pretraining) -> None:
         if (told := module.rank_figures.told) is None:

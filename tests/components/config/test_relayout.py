@@ -138,7 +138,8 @@ def test_the_devices_of_a_clusters_node_stay(full_tree: dict[str, Any]) -> None:
             {"optimizer.lr": 1e-4},
             r"resume: a resumed run takes its recipe from its folder, optimizer\.lr too; .*"
             r"parallelism\.\*, cluster\.\*, checkpoint\.\*, evaluation\.\*, guard\.\*, "
-            r"profiler\.\*, tracking\.\*, watchdog\.\*\n  drop optimizer",
+            r"profiler\.\*, tracking\.\*, watchdog\.\*, trainer\.\*, "
+            r"callbacks\.\*, logger\.\*\n  drop optimizer",
         ),
         (
             {"parallelism.tensr": 2},

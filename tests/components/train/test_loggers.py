@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 
 from components.checkpoint.metadata import RunProgress
 from components.fault_tolerance.faults import fill_up
+from components.run.folder import RunFolder
 from components.run.history import read_lines
 from components.train.loggers import MetricsFile, TensorBoardCurves
 
@@ -30,7 +31,7 @@ def test_curves_go_on_in_a_new_file_once_there_is_room_and_print_no_traceback(
 ) -> None:
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # a trainer of another test may have set it
     folder = tmp_path / "tensorboard"
-    curves = TensorBoardCurves(folder)
+    curves = TensorBoardCurves(folder=RunFolder(tmp_path))
     with fill_up(0), caplog.at_level(logging.WARNING):
         end = time.monotonic() + SOON_SECONDS
         while not caplog.messages:

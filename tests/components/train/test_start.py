@@ -92,7 +92,9 @@ def start(folder: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> list[str]
     loaded = dict[str, Any]
     said = list[str]().append
     for callback in (
-        WatchdogCallback(settings=settings, watch=hang, folder=run, journal=journal, say=said),
+        WatchdogCallback(
+            settings=settings, expect=hang.expect, folder=run, journal=journal, say=said
+        ),
         LifecycleLogger(folder=run, journal=journal, began=0.0, loaded=loaded),
         metrics,
     ):

@@ -1,0 +1,113 @@
+"""Callbacks and loggers of a recipe: their keys are read from the source of their classes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.config import class_specs
+from components.config.check import check_recipe
+from components.config.class_specs import CallbackSpec, read_class_specs
+from components.config.fingerprint import compute_fingerprint
+from components.config.key_groups import KeyGroup, split
+from components.config.recipe import Recipe
+from components.config.resolve import relayout
+from components.config.schema.monitoring import CURVES
+from components.config.schema.types import thaw
+from components.errors import RecipeError
+from tests.components.config.conftest import Compose
+
+OWN = """
+import torch_that_is_not_there
+
+class Noise(Callback):
+    def __init__(self, scale: float, seeds: list[int], name: str | None = None) -> None: ...
+
+@dataclass
+class Clock(pytorch.Callback):
+    keys_group: ClassVar = KeyGroup.MACHINE
+    every_steps: int
+    loud: bool = False
+    folder: RunFolder
+    _count: int = field(default=0, init=False)
+
+class Needs(Callback):
+    def __init__(self, journal: EventLog) -> None: ...
+
+class NoCallback:
+    pass
+"""
+MODULE = "components.train.callbacks.own"
+NOISE = {"_target_": f"{MODULE}.Noise", "scale": 0.5, "seeds": [1, 2]}
+CLOCK = {"_target_": f"{MODULE}.Clock", "_partial_": True, "every_steps": 2}
+
+
+@pytest.fixture(autouse=True)
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    folder = tmp_path / "components/train/callbacks"
+    folder.mkdir(parents=True)
+    (folder / "own.py").write_text(OWN)
+    (tmp_path / "components/train/loggers.py").write_text(
+        "class TensorBoardCurves(TensorBoardLogger):\n"
+        "    def __init__(self, *, folder: RunFolder) -> None: ...\n"
+    )
+    monkeypatch.setattr(class_specs, "ROOT", tmp_path)
+    read_class_specs.cache_clear()
+    yield
+    read_class_specs.cache_clear()
+
+
+def with_callbacks(recipe: Recipe, **nodes: Any) -> Recipe:
+    return check_recipe(recipe.model_dump(mode="json") | {"callbacks": nodes})
+
+
+def test_only_callbacks_of_plain_values_can_be_named() -> None:
+    assert set(read_class_specs(CallbackSpec)) == {f"{MODULE}.Noise", f"{MODULE}.Clock"}
+
+
+def test_keys_are_mathematics_unless_the_class_says_otherwise(compose: Compose) -> None:
+    plain = compose()
+    assert compute_fingerprint(with_callbacks(plain, clock=CLOCK)) == compute_fingerprint(plain)
+    noisy = with_callbacks(plain, noise=NOISE, clock=CLOCK)
+    assert compute_fingerprint(noisy) != compute_fingerprint(plain)
+    groups = split(noisy.model_dump(mode="json"))
+    assert groups[KeyGroup.MATHEMATICS]["callbacks.noise.scale"] == 0.5
+    assert groups[KeyGroup.MACHINE]["callbacks.clock.every_steps"] == 2
+
+
+def test_a_resumed_run_changes_what_is_no_mathematics(compose: Compose) -> None:
+    recipe = with_callbacks(compose(), noise=NOISE, clock=CLOCK)
+    moved = relayout(recipe, {"callbacks.clock.every_steps": 5, "logger.tensorboard": None})
+    assert moved.callbacks["clock"]["every_steps"] == 5
+    assert moved.logger == {}
+    assert "clock" not in relayout(recipe, {"callbacks.clock": None}).callbacks
+    with pytest.raises(RecipeError, match=r"callbacks\.noise\.scale: 0\.5 there, 0\.1 here"):
+        relayout(recipe, {"callbacks.noise.scale": 0.1})
+    with pytest.raises(RecipeError, match=r"callbacks\.clok: unknown key"):
+        relayout(recipe, {"callbacks.clok": None})
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (CLOCK | {"every_steps": "two"}, r"callbacks\.x\.every_steps: input should be"),
+        (CLOCK | {"_partial_": False}, r"callbacks\.x\._partial_: False"),
+        (CLOCK | {"folder": "/"}, r"callbacks\.x\.folder: .* takes no such key"),
+        ({"_target_": f"{MODULE}.Clock", "_partial_": True}, r"every_steps: missing"),
+        ({"_target_": f"{MODULE}.Needs"}, r"is refused: it is no part of the callbacks"),
+        ({"_target_": f"{MODULE}.torch.load"}, r"is refused: it is no part of the callbacks"),
+        ({"every_steps": 3}, r"callbacks\.x: names no class"),
+    ],
+)
+def test_a_wrong_node_is_refused_with_its_path(
+    compose: Compose, node: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        with_callbacks(compose(), x=node)
+
+
+def test_what_every_run_has_is_not_written(compose: Compose) -> None:
+    tree = compose().model_dump(mode="json")
+    assert not tree.keys() & {"trainer", "callbacks", "logger"}
+    assert thaw(check_recipe(tree).logger) == thaw(compose().logger) == thaw(CURVES)
