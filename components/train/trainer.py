@@ -6,7 +6,7 @@ import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,13 +17,14 @@ from lightning.pytorch.accelerators.accelerator import Accelerator
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.constants import default_pg_timeout
+from typing_extensions import TypeVar  # typing's has no default before Python 3.13
 
 from components.config.recipe import Recipe
 from components.config.schema.sections import Cluster, Parallelism
 from components.distributed import devices
 from components.distributed.mesh import Mesh, build_mesh
 
-T = TypeVar("T", bound=Trainer)
+T = TypeVar("T", bound=Trainer, default=Trainer)
 
 
 class XPUAccelerator(Accelerator):
