@@ -17,8 +17,8 @@ UNSUPPORTED = re.compile(
     r"|[+~]*hydra[./].*|[^=]+@.*|override /.*",
     re.S,
 )
-ADDED = re.compile(r"\+{1,2}(?=[^+])")
-REMOVED = re.compile(r"~([\w.]+)")
+ADDED = re.compile(r"\A\+{1,2}(?=[^+])")
+REMOVED = re.compile(r"\A~([\w.]+)")
 REASON = "Hydra composes the recipe here and does nothing else"
 PAGE = "docs/hydra.md lists what works, and what does the rest's work"
 

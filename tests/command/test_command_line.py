@@ -277,6 +277,6 @@ def test_wrong_input_gets_one_message_and_status_two(
 
 
 def test_a_recipe_must_be_named(tmp_path: Path) -> None:
-    done = call("action=show", cwd=tmp_path)
+    done = call("action=plan", cwd=tmp_path)
     assert done.returncode == 2
     assert "recipe: no recipe is named" in done.stderr

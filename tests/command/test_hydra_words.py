@@ -98,3 +98,8 @@ def test_versions_are_told_without_torch(capfd: pytest.CaptureFixture[str]) -> N
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].startswith("kochbuch 0.")
     assert any(line.startswith("hydra-core 1.3") for line in lines)
+
+
+@pytest.mark.parametrize("word", ["data=[a~b.txt]", "data=c++/a.txt", "optimizer.lr=1e+3"])
+def test_signs_inside_of_a_value_are_part_of_it(word: str) -> None:
+    assert plain_words([word]) == [word]

@@ -57,9 +57,10 @@ READ = _join({
     "clip_after_tokens clip_norm decay decay_order embedding_lr_factor eps head_lr_factor lr "
     "matrix_lr_factor momentum momentum_start momentum_warmup_tokens nesterov "
     "newton_schulz_steps update_scale weight_decay",
-    "parallelism.": "compile context data data_shard engine expert expert_divisor "
-    "gc_every_steps microbatch_sequences offload_optimizer pipeline recompute recompute_every "
-    "schedule sequence_parallel stage_balance stages_per_rank tensor zero",
+    "parallelism.": "compile context data data_shard deepspeed engine expert "
+    "expert_divisor gc_every_steps microbatch_sequences offload_optimizer pipeline "
+    "recompute recompute_every schedule sequence_parallel stage_balance stages_per_rank "
+    "tensor zero",
     "precision.": "accumulate compute loss_scale master reduce",
     "schedule.": "_target_ decay_shape decay_tokens end phases planned_tokens skipped_tokens "
     "start total_tokens value warmup_from warmup_tokens",

@@ -37,6 +37,7 @@ def test_the_page_lists_exactly_the_keys_that_the_code_accepts() -> None:
 def test_every_settled_key_outside_the_mathematics_may_change() -> None:
     for key in (*fields(Recipe), *OPEN_KEYS):
         wanted = declared(key) is not KeyGroup.MATHEMATICS and not key.startswith(NOT_SETTLED)
+        wanted |= key == "callbacks"  # each declares what its keys change
         assert is_movable(key) == wanted, key
 
 
