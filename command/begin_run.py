@@ -1,20 +1,37 @@
-"""Begin a run from Python: its folder, with the recipe and its prepared data."""
+"""Create the folder of a new run: the recipe, its prepared data and its first checkpoint."""
 
 from pathlib import Path
 
-from command.arguments import read_point
+from command.arguments import Arguments, read_point
 from command.composition.compose import compose_recipe
 from command.continuation import describe
 from command.hydra_words import plain_words
 from command.prepared_data import prepare_data
+from command.start_data import check_start_data
 from components.checkpoint.start import find_start, put_start
+from components.config.recipe import Recipe
 from components.config.resolve import check_continues
 from components.run.folder import RunFolder, create_run_folder, open_run_folder
 from components.train.launch import check_trainable
 
 
+def create_run(recipe: Recipe, arguments: Arguments, path: Path | None) -> RunFolder:
+    """Create the run folder of a recipe that was checked; without a path it gets a name.
+
+    Raises:
+        RecipeError: its data or the checkpoint that it starts from are missing or wrong.
+    """
+    start = find_start(recipe)
+    data = prepare_data(recipe, arguments.site)
+    check_start_data(recipe, data)
+    folder = create_run_folder(recipe, path)
+    describe(folder, data, arguments)
+    put_start(folder, start)
+    return folder
+
+
 def begin_run(path: Path, *words: str) -> Path:
-    """Compose the recipe of ``words`` by Hydra and make its run folder; or reopen the folder.
+    """Create a run folder from Python by Hydra's ``words``, or reopen the folder of this run.
 
     Raises:
         RecipeError: what the user can mend; also where the folder holds another recipe.
@@ -28,9 +45,4 @@ def begin_run(path: Path, *words: str) -> Path:
         folder.stop.unlink(missing_ok=True)
         return path
     check_trainable(recipe)
-    start = find_start(recipe)
-    data = prepare_data(recipe, arguments.site)
-    folder = create_run_folder(recipe, path)
-    describe(folder, data, arguments)
-    put_start(folder, start)
-    return path
+    return create_run(recipe, arguments, path).path

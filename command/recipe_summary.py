@@ -88,7 +88,7 @@ def _figures(recipe: Recipe) -> dict[str, str]:
 
 
 def start_line(recipe: Recipe) -> str:
-    """Say from what checkpoint of which run a run starts, where it does."""
+    """Describe the checkpoint that a run starts from; empty without one."""
     if (start := recipe.start) is None:
         return ""
     steps = recipe.derived.steps - recipe.first_step

@@ -31,7 +31,7 @@ PAGE = ROOT / "docs" / "tables.md"
 WRITER = "python -m benchmarks.ledger.tables"
 MOST_APART = 0.15  # beyond which a row says why
 HEAD = """\
-| Table or figure | Command | Kind | Published | Beside | Median | Worst | Why |
+| Table or figure | Command | Kind | Published | Compared | Median | Worst | Why |
 |---|---|---|---:|---:|---:|---:|---|
 """
 Tree = Mapping[str, Any]

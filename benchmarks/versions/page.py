@@ -24,7 +24,7 @@ def write_page(rows: Sequence[Row]) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """Lay out the rows by version, the range above them."""
-    heads = "Torch", "Python", "Trains", "Goes on", f"Goes on from {LOCKED}", "Parity", "Tests"
+    heads = "Torch", "Python", "Trains", "Resumes", f"Resumes from {LOCKED}", "Parity", "Tests"
     lines = [heads, ("---",) * 2 + ("---:",) * 5, *map(cells, sorted(rows, key=release))]
     said = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return f"\n**{TORCH}, {PYTHON}**\n\n{said}\n{''.join(failures(rows))}"

@@ -3,14 +3,12 @@
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from command.arguments import Arguments
 from command.composition.compose import ComposedRun, compose
 from command.outcome import ActionResult, print_result
 from command.recipe_summary import mixture_lines
 from command.remarks import remarks
-from components.config.recipe import Recipe
 from components.config.rules.check import warnings_of
 from components.planner.plan import layouts_found, plan_recipe
 from components.planner.result import Plan
@@ -19,10 +17,8 @@ from components.report.document import ReportDocument, print_document, write_doc
 from components.report.html import check_destination, check_plotly
 from components.report.plan_page import plan_document
 from components.report.plan_tables import picture_of
+from components.report.proposal import propose
 from components.terminal import console, say, tell
-
-if TYPE_CHECKING:  # slow: scipy
-    from command.study.ladder import LadderResult
 
 PLAIN_WIDTH = 130
 
@@ -36,7 +32,7 @@ def run(arguments: Arguments) -> ActionResult | None:
         from command.calibrate import calibrate  # slow: scipy
 
         return calibrate(arguments)
-    file, ladder = arguments.file, None
+    file, ladder, expected = arguments.file, None, None
     if file is not None:
         _check_page(file)
     composed = compose(arguments)
@@ -46,6 +42,7 @@ def run(arguments: Arguments) -> ActionResult | None:
         from command.study.ladder import read_ladder  # slow: scipy
 
         ladder = read_ladder(arguments, recipe)
+        expected = ladder.for_proposal()
         tree = ladder.as_json() | {"plan": tree["bill"]}
 
     def document(now: datetime | None = None) -> ReportDocument:
@@ -59,19 +56,13 @@ def run(arguments: Arguments) -> ActionResult | None:
             tell(line)
 
     if file is not None:
-        page = _proposal(recipe, plan, ladder) if _is_proposal(file) else document()
+        page = propose(recipe, plan, expected) if _is_proposal(file) else document()
         write_document(page, file)
     print_result(arguments.output, tree, show)
     if file is not None:
         # With output=json, standard output is one object and nothing else.
         (say if arguments.output == "json" else tell)(str(file))
     return None
-
-
-def _proposal(recipe: Recipe, plan: Plan, ladder: "LadderResult | None") -> ReportDocument:
-    from components.report.proposal import propose  # slow: numpy
-
-    return propose(recipe, plan, None if ladder is None else ladder.for_proposal())
 
 
 def _is_proposal(file: Path) -> bool:

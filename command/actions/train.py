@@ -3,19 +3,17 @@
 from pathlib import Path
 
 from command.arguments import Arguments
+from command.begin_run import create_run
 from command.comparison import told_after, told_before
 from command.composition.compose import ComposedRun, compose
-from command.continuation import check_changes, continue_run, describe, renew_data, reopen
+from command.continuation import check_changes, continue_run, renew_data, reopen
 from command.outcome import ActionResult, Status
-from command.prepared_data import prepare_data
 from command.remarks import remarks
 from command.run_tree.folders import create_child_folders
 from command.run_tree.nodes import continues_tree, is_left
 from command.run_tree.page import leave_tree_page
-from command.start_data import check_start_data
 from command.tree.course import grow_here
 from components.checkpoint.metadata import newest_checkpoint
-from components.checkpoint.start import find_start, put_start
 from components.command_line import command_line
 from components.config.recipe import Recipe
 from components.report import measurements
@@ -23,7 +21,7 @@ from components.report.held_out import ending_lines
 from components.report.tables import terminal_table
 from components.report.write import write_report_if_possible
 from components.run.disk import explained
-from components.run.folder import RunFolder, create_run_folder
+from components.run.folder import RunFolder
 from components.run.records import Results
 from components.run.writer_lock import train_alone
 from components.sharing.lock import Lock
@@ -67,12 +65,7 @@ def run(arguments: Arguments, composed: ComposedRun | None = None) -> ActionResu
         for remark in remarks(composed, arguments):
             say(remark)
         _check_here(recipe)
-        start = find_start(recipe)
-        data = prepare_data(recipe, arguments.site)
-        check_start_data(recipe, data)
-        folder = create_run_folder(recipe, arguments.run)
-        describe(folder, data, arguments)
-        put_start(folder, start)
+        folder = create_run(recipe, arguments, arguments.run)
         create_child_folders(folder.path, composed.children, arguments.site)
         with train_alone(folder.path, "run", say) as lock:
             ended = _train(recipe, folder, lock, composed.bundle)

@@ -121,7 +121,7 @@ def _read_type(annotation: ast.expr | None) -> Any:
             return None if None in kinds else kinds[0] | kinds[1]
         case ast.Subscript(ast.Name("list"), item):
             inner = _read_type(item)
-            return None if inner is None else list[inner]  # type: ignore[valid-type]
+            return None if inner is None else list[inner]  # type: ignore[valid-type]  # made when run  # built at run time
     return None
 
 

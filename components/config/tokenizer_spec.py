@@ -7,6 +7,11 @@ from components.config.schema.part import PartSpec
 from components.ranges import Count, Share
 
 
+def id_width(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """Choose the narrowest width of token ids below ``vocab_size``."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
 class TokenizerSpec(PartSpec):
     """Settings of any tokenizer."""
 

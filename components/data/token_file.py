@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from components.config.tokenizer_spec import id_width
 from components.data.files import REBUILD, FileRecord, replace_atomically, verify_file
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
@@ -44,11 +45,6 @@ class TokenFileRecord(FileRecord):
     first_token: TokenCount = 0
 
 
-def width_of(vocab_size: int) -> Width:
-    """Choose the narrowest width that holds every id below ``vocab_size``."""
-    return "uint16" if vocab_size <= 1 << 16 else "uint32"
-
-
 def little_endian(width: Width) -> np.dtype[Any]:
     """Name the same byte order on every machine."""
     return np.dtype(width).newbyteorder("<")
@@ -63,7 +59,7 @@ def pack_documents(
     joined = np.concatenate(parts or [end[:0]])
     assert joined.min(initial=eod_id) >= 0, "a negative token id"
     assert joined.max(initial=eod_id) < vocab_size, "a token id outside the vocabulary"
-    tokens = joined.astype(little_endian(width_of(vocab_size)))
+    tokens = joined.astype(little_endian(id_width(vocab_size)))
     return tokens, len(parts) // 2
 
 
@@ -105,7 +101,7 @@ def write_chunks(
     path: Path, chunks: Iterable[TokenChunk], *, vocab_size: int
 ) -> TokenFileRecord:
     """Stream packed documents into ``path``, which appears only when it is complete."""
-    width = width_of(vocab_size)
+    width = id_width(vocab_size)
     dtype = little_endian(width)
     digest = hashlib.sha256()
     num_tokens = num_documents = 0

@@ -53,11 +53,11 @@ NO_WAITS = "No call in the profiled steps makes the host wait for its device."
 PLANNED = (
     "What `action=plan` says before a run, beside what was measured. Planned energy is the "
     "rated power of all devices at all times; as counted is for the time in which their "
-    "counters told."
+    "counters were read."
 )
 ENERGY = (
-    "What the counters of the machine told, from the first step of each process to its end: "
-    "nothing is sampled or estimated. Steps that were thrown away are part of it. The power of "
+    "The counters of the machine, from the first step of each process to its end: nothing is "
+    "sampled or estimated. Discarded steps are part of it. The power of "
     "a device in watts is also its kWh in a thousand device-hours."
 )
 PUBLISHED = (
@@ -84,6 +84,6 @@ GOODPUT = (
     "weights; and where the rest went."
 )
 STORY = (
-    "What befell the run, from `journal.jsonl`. The step is that of the weights once the event "
-    "was over."
+    "Events of the run, from `journal.jsonl`. The step is the step of the weights after the "
+    "event."
 )

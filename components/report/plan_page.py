@@ -124,7 +124,7 @@ def _billed(plan: Plan, now: datetime | None) -> Iterator[ReportSection]:
             "The trunk, and each child by what it does itself.",
         )
     yield ReportSection(
-        "Published beside predicted", (plan_tables.published_sheet(plan.published),)
+        "Published and predicted", (plan_tables.published_sheet(plan.published),)
     )
     yield ReportSection(
         "Assumed",

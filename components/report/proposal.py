@@ -7,7 +7,7 @@ from components.config.children import needed_tokens
 from components.config.fingerprint import compute_fingerprint
 from components.config.recipe import Recipe
 from components.config.schema.types import thaw
-from components.data.token_file import width_of
+from components.config.tokenizer_spec import id_width
 from components.planner.cost import CostEstimate
 from components.planner.memory import GIB
 from components.planner.rates import PlannedTime
@@ -224,7 +224,7 @@ def _sources(recipe: Recipe, plan: Plan) -> ReportSection:
 def _storage(recipe: Recipe, plan: Plan) -> Iterator[Row]:
     """Yield item, value and source; the sum is that of what is known."""
     policy, total = recipe.checkpoint, recipe.budget.total_tokens
-    item = 2 if width_of(recipe.model["vocab_size"]) == "uint16" else 4
+    item = 2 if id_width(recipe.model["vocab_size"]) == "uint16" else 4
     data = total * item
     said = f"{item} bytes a token, each read once: less if sources are repeated"
     yield "tokens as files, at most", _bytes(data), said

@@ -25,14 +25,14 @@ def numbers_of_runs(entries: Sequence[ReportEntry]) -> Iterator[ReportSection]:
     plans = [figure_tables.plan_of(entry.run.recipe) for entry in entries]
     planned = folded(figure_tables.planned_grid(entries, plans), "figures")
     yield ReportSection(
-        "Planned beside measured",
+        "Planned and measured",
         (planned, figure_tables.parts_grid(entries, plans)) if planned.rows else (),
         captions.PLANNED,
     )
     energy = grid_by_quantity(entries, figure_tables.energy_quantities)
     yield ReportSection("Energy", (energy,), captions.ENERGY)
     published = folded(figure_tables.published_grid(entries), "published figures")
-    title = f"Published beside {'this run' if alone else 'these runs'}"
+    title = f"Published and {'this run' if alone else 'these runs'}"
     yield ReportSection(
         title, (published,), captions.PUBLISHED + captions.SMALL_RESULTS * is_small
     )

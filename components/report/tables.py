@@ -201,7 +201,7 @@ def grid_by_name(
 
 
 def incidents(entry: ReportEntry) -> dict[str, str]:
-    """List what befell a run: kills, resumes, losses that are no number."""
+    """List the incidents of a run: kills, resumes, losses that are no number."""
     journal = entry.run.journal
     resumes = journal.events_of("resume")
     diverged = sum(not math.isfinite(loss) for loss in journal.steps.column("loss"))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from components.build import build
+from components.config.tokenizer_spec import id_width
 from components.data import token_file
 from components.data.files import FileRecord, read_blocks, replace_atomically
 from components.data.tokenizer import Tokenizer
@@ -88,7 +89,7 @@ def _chunks(
     shards: Iterator[tuple[InputPiece, ...]], number: int, vocab_size: int
 ) -> Iterator[token_file.TokenChunk]:
     """Read the token files of one side; the first chunk of each counts its documents."""
-    dtype = token_file.little_endian(token_file.width_of(vocab_size))
+    dtype = token_file.little_endian(id_width(vocab_size))
     for pieces in shards:
         documents = json.loads(pieces[-1].file.read_bytes())[SIDES[number]]
         for block in _checked(pieces[number]):

@@ -42,6 +42,9 @@ def test_each_engine_goes_on_from_the_other_with_the_losses_of_an_uninterrupted_
     assert "eepSpeed" not in done.stdout
     uninterrupted, held_out = losses(run), entries(run, "held_out")[-1]["loss"]
     assert len(uninterrupted) == STEPS
+    given = json.loads((run / "deepspeed.json").read_text())
+    assert given["zero_optimization"]["stage"] == 2
+    assert given["train_batch_size"] == 2 * given["train_micro_batch_size_per_gpu"]
     for engine, step in (("mesh", 4), ("deepspeed", 8)):
         forget_after(run, step)
         program(f"resume={run}", f"parallelism.engine={engine}", "parallelism.zero=1")

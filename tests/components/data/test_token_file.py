@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data.token_file import open_token_file, width_of, write_token_file
+from components.config.tokenizer_spec import id_width
+from components.data.token_file import open_token_file, write_token_file
 from components.errors import RecipeError
 
 DOCUMENTS = [[5, 300, 65_535], [7], []]
@@ -27,7 +28,7 @@ def test_the_file_is_little_endian_ids_and_nothing_else(tmp_path, vocab_size, le
     ("vocab_size", "width"), [(2, "uint16"), (65_536, "uint16"), (65_537, "uint32")]
 )
 def test_the_width_follows_the_largest_id(vocab_size, width):
-    assert width_of(vocab_size) == width
+    assert id_width(vocab_size) == width
 
 
 @given(st.lists(st.lists(st.integers(0, 99_999)), min_size=1), st.booleans())

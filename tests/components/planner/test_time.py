@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from components.config.rank_groups import place_group
 from components.config.schema.cluster import Hardware
+from components.config.schema.sections import DeepSpeedZero
 from components.errors import RecipeError
 from components.planner.communication import node_rate
+from components.planner.job import TrainingJob
 from components.planner.passes import layer_seconds
 from components.planner.products import Product, filled_fraction
 from components.planner.schedule import bubble_fraction
-from components.planner.states import held
+from components.planner.states import bucket_bytes, held
 from components.planner.time import gathered_bytes, plan_time, reduced_bytes
 from tests.components.layouts import parallelism
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
@@ -191,6 +193,46 @@ def test_what_is_sent_of_a_number_follows_its_dtype() -> None:
     gathered = [gathered_bytes(one, 1.0, 8) * 8 / 7 for one in sent]
     assert reduced == [4, 2, 2 * 8, 2 * 8]
     assert gathered == [0, 2, 2, 2 * 2 * 8]
+
+
+def deepspeed(zero: int, *, scatters: bool = True, overlaps: bool = False) -> TrainingJob:
+    collectives = DeepSpeedZero(
+        overlap_comm=overlaps,
+        reduce_scatter=scatters,
+        reduce_bucket_size=90_000_000,
+        allgather_bucket_size=500_000_000,
+    )
+    where = layout(data=8, zero=zero, engine="deepspeed", deepspeed=collectives)
+    return job(MIDDLE, where, reduce_bytes=2, gradient_bytes=2)
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_deepspeed_sends_gradients_twice_without_reduce_scatter(zero: int) -> None:
+    scattered, reduced = (
+        reduced_bytes(deepspeed(zero, scatters=scatters), 1.0, 8) for scatters in (True, False)
+    )
+    assert reduced == 2 * scattered
+
+
+@pytest.mark.parametrize(("zero", "buckets"), [(0, 0), (1, 1), (2, 1), (3, 0)])
+def test_deepspeed_allocates_a_bucket_and_a_second_where_it_overlaps(
+    zero: int, buckets: int
+) -> None:
+    """``setup_buckets`` of DeepSpeed 0.19.8 allocates them whole, in the gradients' dtype."""
+    one, two = (
+        bucket_bytes(deepspeed(zero, overlaps=overlaps), held(deepspeed(zero), 0))
+        for overlaps in (False, True)
+    )
+    assert (one, two) == (buckets * 2 * 90e6, buckets * 4 * 90e6)
+
+
+def test_deepspeed_hides_reductions_and_not_the_gathers_at_the_end_of_its_step() -> None:
+    slow, fast = (deepspeed(1, overlaps=overlaps) for overlaps in (False, True))
+    hardware = hopper()
+    whole, left = (plan_time(job, hardware, SPEED).reduction for job in (slow, fast))
+    gathered = gathered_bytes(fast, held_numbers(), 8)
+    assert left < whole
+    assert left > 0.5 * gathered / 450e9
 
 
 def test_a_layers_computation_hides_what_zero_3_gathers_for_the_next() -> None:

@@ -127,7 +127,7 @@ def test_the_page_has_both_tables(write_run: WriteRun, tmp_path: Path) -> None:
     run = write_run(recipe=on_juwels())
     html = write_report([run], tmp_path / "report.html").read_text("utf-8")
     assert f"<td>{said_by_the_plan()['time']['step_seconds']:.3g} s</td>" in html
-    assert "Planned beside measured</h2>" in html
+    assert "Planned and measured</h2>" in html
     assert "part of the planned step" in html
 
 
@@ -137,7 +137,7 @@ def test_a_machine_without_figures_has_no_plan_and_no_section_of_one(
     assert json.loads((write_run("a") / "recipe.json").read_text())["cluster"]["name"]
     assert rows(tmp_path / "a") == {}
     html = write_report([tmp_path / "a"], tmp_path / "report.html").read_text("utf-8")
-    assert "Planned beside measured" not in html
+    assert "Planned and measured" not in html
 
 
 def test_of_several_runs_each_that_has_a_plan_has_a_row(write_run: WriteRun) -> None:
